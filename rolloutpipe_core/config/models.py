@@ -1,0 +1,245 @@
+"""The configuration of a run: one small model a section, every field with its unit.
+
+Addresses and secrets are not here: they come from the environment (see `rolloutpipe_core.config.connections`).
+Unknown keys are errors. Validators check and never rewrite; what concerns several fields is in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The policy's starting weights."""
+
+    path: str
+    """Folder with a Hugging Face causal LM (config.json, *.safetensors, tokenizer), or `builtin:pointer-walk`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights in engine and trainer; the optimizer's state and the gradient sums are float32."""
+    device: str = "cpu"
+    """Torch device of both services, for example `cpu` or `cuda`."""
+
+
+class DataConfig(Section):
+    """The prompts."""
+
+    source: Literal["pointer_walk", "jsonl"] = "pointer_walk"
+    """`pointer_walk` makes its rows from a seed; `jsonl` reads `path`."""
+    path: str | None = None
+    """JSONL file, one row a line (source `jsonl`)."""
+    prompt_field: str = "question"
+    """Field of a row with the question (source `jsonl`)."""
+    answer_field: str = "answer"
+    """Field of a row with the reference answer (source `jsonl`)."""
+    answer_format: Literal["plain", "gsm8k"] = "plain"
+    """How the answer field is read: as it is, or what follows `####` (GSM8K)."""
+    system_prompt: str | None = None
+    """System message put before each question; only with `chat`."""
+    chat: bool = False
+    """Put each question through the model's chat template."""
+    rows: Positive | None = None
+    """Take only the first rows; unset: all (for `pointer_walk`: 100000)."""
+    seed: int = 2
+    """Seed of the generated rows (source `pointer_walk`); the order of the prompts follows the run's `seed`."""
+    max_prompt_tokens: Positive = 1024
+    """Prompts longer than this (tokens) are an error at the start."""
+
+
+class ScheduleConfig(Section):
+    """Rounds, groups, updates, and who waits for what (paper: R, K, B, F_w)."""
+
+    kind: Literal["serial", "cgp", "cgp+fgd", "stream"] = "cgp+fgd"
+    """When rollout admits a group and when the trainer starts; see docs/schedules.md."""
+    frontier_mode: Literal["hard", "fill"] = "fill"
+    """`hard`: only the frontier is in service; `fill`: the frontier first, spare slots filled."""
+    contract: Literal["round", "strict"] = "round"
+    """`round`: R/U updates on one version; `strict`: one optimizer step a version (needs U = R)."""
+    order: Literal["completion", "submission"] = "completion"
+    """Order in which groups enter updates; `submission` waits for the head of the line."""
+    rounds: Positive = 40
+    """Rounds of the whole run; may be raised when a run is resumed."""
+    groups_per_round: Positive = 16
+    """R: prompts of one round."""
+    samples_per_group: Positive = 8
+    """K: responses sampled for a prompt."""
+    update_batch_size: Positive = 16
+    """B: samples of one update; groups_per_update U = B / K."""
+    frontier_width: Positive = 2
+    """F_w: groups that frontier-group dispatch keeps in service (`cgp+fgd`, `stream`)."""
+    stream_min_groups: Positive = 1
+    """`stream`: least ready groups with which the trainer starts, unless fewer are missing from the update."""
+    zero_variance: Literal["keep", "drop"] = "keep"
+    """Groups whose rewards are all equal: keep their tokens in the denominator, or end them as `filtered`."""
+    max_unusable_fraction: Fraction = 0.5
+    """A round with a larger share of groups that ended unused stops the run."""
+
+    @property
+    def groups_per_update(self) -> int:
+        """U = B / K; whole by the cross-field checks."""
+        return self.update_batch_size // self.samples_per_group
+
+
+class SamplingConfig(Section):
+    """How a response is sampled. Log-probabilities are those of log-softmax(logits / temperature)."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """T; the trainer divides its logits by the same number."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus; below 1 the ratio is no longer the sampling ratio (warned)."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest ids; 0 = all (warned otherwise)."""
+    max_new_tokens: Positive = 96
+    """Longest response, in tokens."""
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end a response, besides the model's own eos ids."""
+
+
+class EngineConfig(Section):
+    """The inference engine of a rollout worker."""
+
+    kind: Literal["torch"] = "torch"
+    """`torch`: in process, continuous batching."""
+    slots: Positive = 64
+    """Samples decoded at once."""
+    deterministic: bool = False
+    """A sample's tokens and log-probabilities do not depend on what else is in the batch."""
+
+
+class RewardConfig(Section):
+    """The verifier and its worker processes."""
+
+    verifier: Literal["pointer_walk", "exact", "math"] = "pointer_walk"
+    """`pointer_walk`: last `#X`; `exact`: stripped text equals the answer; `math`: math-verify on the final answer."""
+    workers: Positive = 1
+    """Worker processes."""
+    deadline_s: Seconds = 5.0
+    """Hard limit for one response; over it the worker is killed and the sample scores 0."""
+    memory_mb: Positive = 2048
+    """Address space a worker may take, in MiB; over it the sample scores 0."""
+    infrastructure_retries: Annotated[int, Field(ge=0)] = 2
+    """Retries when a worker dies for a reason of ours; then the group is `failed`."""
+
+
+class LossConfig(Section):
+    """The objective (docs/losses.md has the formulas)."""
+
+    kind: Literal["grpo", "dr_grpo"] = "grpo"
+    """`grpo`: advantages divided by the group's deviation; `dr_grpo`: only centred."""
+    aggregation: Literal["token_mean", "sample_mean", "dr_grpo"] = "token_mean"
+    """Denominator of an update: its tokens (DAPO), its samples after a mean in each (GRPO), samples x max_new_tokens."""
+    advantage_eps: Annotated[float, Field(ge=0)] = 1e-4
+    """Added to the group's deviation."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL term against the reference (the run's version 0); 0 = none, no reference in memory."""
+    entropy_coefficient: float = 0.0
+    """Weight of the policy's entropy; positive rewards entropy."""
+    old_logprobs: Literal["engine", "recompute"] = "engine"
+    """Denominator of the ratio: the engine's, or recomputed under a frozen copy of the round's start weights."""
+    importance_cap: Annotated[float, Field(gt=0)] | None = None
+    """Truncated importance weight, per token: min(exp(old - engine), cap); only with `recompute`."""
+
+
+class OptimizerConfig(Section):
+    """AdamW."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two decay rates."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm."""
+    warmup_updates: Annotated[int, Field(ge=0)] = 0
+    """Linear warm-up, in updates."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up, over `decay_updates`."""
+    decay_updates: Positive | None = None
+    """Updates until the end of the decay; needed when `decay` is not `constant`."""
+    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    """Where the decay ends."""
+
+
+class TrainerConfig(Section):
+    """The trainer's backend."""
+
+    kind: Literal["torch"] = "torch"
+    """`torch`: a Hugging Face causal LM in this process."""
+    microbatch_tokens: Positive = 8192
+    """Token budget of one forward and backward, padding included."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward: less memory, more time."""
+
+
+class LeaseConfig(Section):
+    """Who may work on what, for how long."""
+
+    lease_s: Seconds = 10.0
+    """A rollout worker's lease on a group; renewed at a third of it."""
+    heartbeat_s: Seconds = 1.0
+    """How often a service says that it is alive and what it waits for."""
+    max_attempts: Positive = 4
+    """Admissions of one group after which an infrastructure failure ends it as `failed`."""
+    max_rejections: Annotated[int, Field(ge=0)] = 2
+    """Times a damaged group is re-admitted under the same version before it ends as `rejected`."""
+
+
+class DeadlineConfig(Section):
+    """Longest waits, in seconds. Past one, the service names what it waited for and exits non-zero."""
+
+    group_s: Seconds = 300.0
+    """Trainer: from one group's arrival to the next."""
+    publish_s: Seconds = 600.0
+    """Rollout: from the round's drain to the next version."""
+    partner_s: Seconds = 120.0
+    """Either service: until the other is first seen."""
+    engine_s: Seconds = 300.0
+    """Rollout: one group's K samples, or loading one version."""
+    redis_s: Seconds = 60.0
+    """Either service: Redis away."""
+    store_s: Seconds = 60.0
+    """Either service: the object store away."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    run: str
+    """Name of the run: 1 to 63 of a-z, 0-9 and '-'; part of every key."""
+    seed: int = 0
+    """Seed of the prompts' order and of the sampling noise."""
+    bucket: str = "rolloutpipe"
+    """S3 bucket; made when it is missing."""
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = EngineConfig()
+    rewards: RewardConfig = RewardConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    leases: LeaseConfig = LeaseConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+    rollout_workers: Positive = 1
+    """Rollout workers expected: under `serial` and `cgp`, each admits its share of a round."""
+    rollout_module: str = "rolloutpipe_components.rollout"
+    """Started as `python -m MODULE`."""
+    trainer_module: str = "rolloutpipe_components.trainer"
+    """Started as `python -m MODULE`."""

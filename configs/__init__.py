@@ -1,0 +1,1 @@
+"""Ready-made run configurations, importable as package data under `rolloutpipe_configs`."""

@@ -1,6 +1,6 @@
 """The nouns of RolloutPipe: what moves between rollout and trainer, with shapes at the fields.
 
-    Prompt ──K samples──> Group ──announced as──> GroupRef ──trained into──> WeightVersion
+Prompt ──K samples──> Group ──announced as──> GroupRef ──trained into──> WeightVersion
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Every error of RolloutPipe, one type per boundary that can fail.
 
-    RolloutPipeError
-    ├── BadInput              exit 2   a config, a flag, a file of the user
-    ├── DeadlineExceeded      exit 3   something awaited did not come in time
-    ├── Fenced                exit 4   this process lost its role or its lease
-    ├── RunStopped            exit 5   the run itself was stopped, with its reasons
-    ├── RedisUnavailable      exit 6   Redis stayed away past its deadline
-    ├── StoreUnavailable      exit 6   the object store stayed away past its deadline
-    ├── StoreMisconfigured    exit 7   the store answers, but refuses us (403, no bucket, clock)
-    ├── StoreRefused          exit 7   the store breaks a promise we build on
-    ├── LedgerRefused         exit 8   the ledger's state forbids the call: a defect or a foreign writer
-    ├── CommitLost            (caught) another trainer's commit won; adopt and reload
-    ├── ObjectMissing         (caught) a key that should exist does not
-    ├── Damaged               (caught) proven damage of a group; the gate rejects it
-    └── EngineFailure         (caught) the engine broke; the group is retried, then failed
+RolloutPipeError
+├── BadInput              exit 2   a config, a flag, a file of the user
+├── DeadlineExceeded      exit 3   something awaited did not come in time
+├── Fenced                exit 4   this process lost its role or its lease
+├── RunStopped            exit 5   the run itself was stopped, with its reasons
+├── RedisUnavailable      exit 6   Redis stayed away past its deadline
+├── StoreUnavailable      exit 6   the object store stayed away past its deadline
+├── StoreMisconfigured    exit 7   the store answers, but refuses us (403, no bucket, clock)
+├── StoreRefused          exit 7   the store breaks a promise we build on
+├── LedgerRefused         exit 8   the ledger's state forbids the call: a defect or a foreign writer
+├── CommitLost            (caught) another trainer's commit won; adopt and reload
+├── ObjectMissing         (caught) a key that should exist does not
+├── Damaged               (caught) proven damage of a group; the gate rejects it
+└── EngineFailure         (caught) the engine broke; the group is retried, then failed
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class LossConfig(Section):
     kind: Literal["grpo", "dr_grpo"] = "grpo"
     """`grpo`: advantages divided by the group's deviation; `dr_grpo`: only centred."""
     aggregation: Literal["token_mean", "sample_mean", "dr_grpo"] = "token_mean"
-    """Denominator of an update: its tokens (DAPO), its samples after a mean in each (GRPO), samples x max_new_tokens."""
+    """An update's denominator: its tokens (DAPO), samples after a mean in each (GRPO), samples x max_new_tokens."""
     advantage_eps: Annotated[float, Field(ge=0)] = 1e-4
     """Added to the group's deviation."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2

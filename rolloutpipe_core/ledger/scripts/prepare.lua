@@ -1,0 +1,13 @@
+-- The run's hash, version 0 and the FIFO's consumer group. KEYS: run, ledger, fifo, weights.
+-- ARGV: actor, lineage, version, sha, object, commit, commit_sha, config_sha
+-- After a lost Redis the same call restores the run at the head of the commit chain.
+local WEIGHTS = KEYS[4]
+local actor, lineage, version, sha = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+if redis.call('HEXISTS', RUN, 'state') == 1 then return {'REPEAT', redis.call('HGET', RUN, 'version')} end
+redis.call('HSET', RUN, 'state', 'active', 'lineage', lineage, 'version', version, 'version_sha', sha,
+  'config_sha', ARGV[8], 'prepared_ms', NOW)
+redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[5], 'commit', ARGV[6], 'commit_sha', ARGV[7], 'at_ms', NOW)
+tell('run', actor, {'to', version == '0' and 'prepared' or 'restored'})
+tell('version', actor, {'number', version, 'sha', sha, 'object', ARGV[5], 'commit', ARGV[6], 'commit_sha', ARGV[7]})
+if redis.call('EXISTS', FIFO) == 0 then redis.call('XGROUP', 'CREATE', FIFO, 'trainer', '0', 'MKSTREAM') end
+return {'OK', version}

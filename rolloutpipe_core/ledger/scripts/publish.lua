@@ -1,0 +1,40 @@
+-- Applies a commit to Redis: registry entry, groups trained or ended as the commit says, entries acknowledged.
+-- The commit is the truth, so this also mends a Redis that lost its last second.
+-- KEYS: round keys, groups of the commit (trained ones first), last: weights.
+-- ARGV: epoch, nonce, actor, round, number, sha, object, commit, commit_sha, trained (count), next lineage,
+--       then per group: trained: id, attempt, update, place; ended: id, state, reason, ''
+local fenced = trainer_fenced(ARGV[1], ARGV[2])
+if fenced then return fenced end
+local actor, round, version, sha, trained = ARGV[3], ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[10])
+local WEIGHTS = KEYS[#KEYS]
+local now = redis.call('HMGET', RUN, 'version', 'version_sha')
+if now[1] == version and now[2] == sha then return {'REPEAT', version} end
+if tonumber(now[1]) ~= tonumber(version) - 1 then
+  return {'REFUSED', 'the run is at v' .. now[1] .. '@' .. now[2]:sub(1, 12)}
+end
+redis.call('HSET', ROUND, 'round', round)
+redis.call('HSETNX', ROUND, 'generation', '1')
+local count = {filtered = 0, failed = 0, rejected = 0}
+for i = 8, #KEYS - 1 do
+  local at = 12 + 4 * (i - 8)
+  local group, state = redis.call('HMGET', KEYS[i], 'state', 'entry'), 'trained'
+  local fields, reason = {'update', ARGV[at + 2], 'update_index', ARGV[at + 3]}, ''
+  if i - 8 >= trained then
+    state, fields, reason = ARGV[at + 1], {}, ARGV[at + 2]
+    count[state] = count[state] + 1
+  end
+  if not group[1] then
+    redis.call('HSET', KEYS[i], 'group', ARGV[at], 'round', round, 'state', 'deferred', 'attempt', ARGV[at + 1])
+  end
+  if group[1] ~= state then move(KEYS[i], actor, state, fields, reason) end
+  if group[2] then redis.call('XACK', FIFO, 'trainer', group[2]) end
+end
+redis.call('DEL', OPEN, DEFERRED, LEASES)
+redis.call('HSET', ROUND, 'n_deferred', '0', 'n_admitted', '0', 'n_serving_complete', '0', 'n_materialized', '0', 'n_queued', '0',
+  'n_claimed', '0', 'n_trained', text(trained), 'n_filtered', text(count.filtered), 'n_failed', text(count.failed), 'n_rejected', text(count.rejected))
+move_round(actor, 'committed', {'commit', ARGV[8]})
+redis.call('HSET', RUN, 'version', version, 'version_sha', sha, 'lineage', ARGV[11])
+redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[7], 'commit', ARGV[8], 'commit_sha', ARGV[9], 'at_ms', NOW)
+tell('version', actor, {'number', version, 'sha', sha, 'object', ARGV[7], 'commit', ARGV[8], 'commit_sha', ARGV[9]})
+move_round(actor, 'published', {'published_version', version})
+return {'OK', version}

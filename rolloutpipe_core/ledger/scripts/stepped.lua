@@ -1,0 +1,7 @@
+-- History only: what an optimizer step did. KEYS: round keys.
+-- ARGV: epoch, nonce, actor, update, skipped, replay, busy_ms, blocked_ms, metrics
+local fenced = trainer_fenced(ARGV[1], ARGV[2])
+if fenced then return fenced end
+tell('stepped', ARGV[3], {'round', redis.call('HGET', ROUND, 'round'), 'update', ARGV[4], 'skipped', ARGV[5], 'replay', ARGV[6],
+  'busy_ms', ARGV[7], 'blocked_ms', ARGV[8], 'metrics', ARGV[9]})
+return {'OK'}

@@ -1,0 +1,172 @@
+"""Who is admitted next, and what the trainer does next: pure functions over small states.
+
+Rollout (paper, Eq. 5 and 6): O = groups that arrived and are not serving-complete; the frontier is the F_w groups of
+lowest submission order in O; a group is admitted iff it is in the frontier, else deferred. `fill` also uses slots that
+would idle. Trainer: an update starts when U groups are ready (CGP), when the round is drained (serial), or with what is
+there (stream); the optimizer steps once an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from rolloutpipe_core.config.models import ScheduleConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """How a rollout worker admits groups."""
+
+    width: int | None  # F_w, None: no frontier, all at once
+    fill: bool  # use spare slots outside the frontier
+    share: int | None  # most groups one worker holds when all are admitted at once
+
+    @classmethod
+    def of(cls, schedule: ScheduleConfig, workers: int) -> AdmissionPolicy:
+        if schedule.kind in ("serial", "cgp"):
+            return cls(width=None, fill=False, share=-(-schedule.groups_per_round // workers))
+        fill = schedule.kind == "stream" or schedule.frontier_mode == "fill"
+        return cls(width=schedule.frontier_width, fill=fill, share=None)
+
+    @property
+    def hard_width(self) -> int:
+        """The cap that the admission script enforces over all workers; 0: none."""
+        return 0 if self.width is None or self.fill else self.width
+
+
+def admissible(
+    open: Sequence[str],
+    deferred: AbstractSet[str],
+    policy: AdmissionPolicy,
+    *,
+    held: int,
+    spare_slots: int,
+    samples_per_group: int,
+) -> list[str]:
+    """The groups this worker should admit now, lowest submission order first.
+
+    Args:
+        open: groups not yet serving-complete, in submission order (O of Eq. 5).
+        deferred: those of them that nobody has admitted.
+        policy: see AdmissionPolicy.
+        held: open groups this worker already serves.
+        spare_slots: sample slots of its engine that would idle now.
+        samples_per_group: K.
+    """
+    waiting = [group for group in open if group in deferred]
+    if policy.width is None:
+        assert policy.share is not None
+        return waiting[: max(0, policy.share - held)]
+    frontier = set(open[: policy.width])
+    chosen = [group for group in waiting if group in frontier]
+    if policy.fill:
+        spare = spare_slots - len(chosen) * samples_per_group
+        beyond = [group for group in waiting if group not in frontier]
+        # The last group may overlap the end: its remaining samples head the engine's queue, so no slot idles.
+        chosen += beyond[: max(0, -(-spare // samples_per_group))]
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A group that was fetched and passed the gate."""
+
+    index: int  # submission order
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerView:
+    """What the trainer's next step depends on."""
+
+    ready: tuple[ReadyGroup, ...]  # in order of completion
+    accumulated: int  # groups already in the present update
+    drained: bool  # no more groups of this round are on their way
+    arriving: int  # announced, still being fetched or verified
+    outstanding: frozenset[int] = frozenset()
+    """Submission orders neither ended nor consumed, ready ones included (only for `order: submission`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Accumulate these groups into the present update, in this order."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The update is complete: seal it and step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until more comes; says what for."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Everything of the round was consumed."""
+
+
+Action = Take | Step | Wait | Finish
+
+
+def next_action(view: TrainerView, schedule: ScheduleConfig, microbatch_tokens: int) -> Action:
+    """What the trainer does next, under any schedule, contract and order."""
+    wanted = schedule.groups_per_update
+    missing = wanted - view.accumulated
+    if missing == 0:
+        return Step()
+    line = _in_order(view, schedule)
+    no_more = view.drained and not view.arriving
+    if no_more and not line:
+        return Step() if view.accumulated else Finish()
+    if schedule.kind == "serial" and not no_more:
+        return Wait(f"the round to drain ({len(view.ready)} groups are ready)")
+    if schedule.kind == "stream":
+        batch = feasible_batch(line[:missing], microbatch_tokens)
+        least = min(schedule.stream_min_groups, missing)
+        if len(line) >= least or (no_more and line):
+            return Take(batch)
+        return Wait(_lacking(view, schedule, least))
+    if len(line) >= missing or no_more:
+        return Take(tuple(group.index for group in line[:missing]))
+    return Wait(_lacking(view, schedule, missing))
+
+
+def feasible_batch(line: Sequence[ReadyGroup], budget: int) -> tuple[int, ...]:
+    """The largest prefix of whole groups within the token budget; a group over it goes alone (paper, CGP)."""
+    taken: list[int] = []
+    for group in line:
+        budget -= group.tokens
+        if taken and budget < 0:
+            break
+        taken.append(group.index)
+    return tuple(taken)
+
+
+def _in_order(view: TrainerView, schedule: ScheduleConfig) -> list[ReadyGroup]:
+    if schedule.kind == "serial" or schedule.order == "submission":
+        ready = {group.index: group for group in view.ready}
+        if schedule.order == "completion":  # serial, as Slime does: all are there, sorted by index
+            return [ready[index] for index in sorted(ready)]
+        line = []
+        for index in sorted(view.outstanding):
+            if index not in ready:
+                break
+            line.append(ready[index])
+        return line
+    return list(view.ready)
+
+
+def _lacking(view: TrainerView, schedule: ScheduleConfig, least: int) -> str:
+    reason = f"{least} ready groups ({len(view.ready)} are ready, {view.arriving} arriving)"
+    ready = {group.index for group in view.ready}
+    if schedule.order == "submission" and view.outstanding and min(view.outstanding) not in ready:
+        reason += f"; group {min(view.outstanding)} heads the line"
+    return reason

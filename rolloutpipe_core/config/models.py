@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -158,7 +159,7 @@ class OptimizerConfig(Section):
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's two decay rates."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's epsilon."""

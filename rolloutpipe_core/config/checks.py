@@ -1,0 +1,247 @@
+"""What several fields of a configuration must agree on, each with its remedy. Pure; reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.domain import validate_run_name
+from rolloutpipe_core.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An `error` forbids the run; a `warning` says what may surprise."""
+
+    severity: Literal["error", "warning"]
+    key: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}; do: {self.remedy}"
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """Everything that does not fit together, errors first."""
+    rules = (_name, _sizes, _frontier, _model_and_data, _sampling, _rewards, _loss, _optimizer, _fit, _times)
+    problems = [problem for rule in rules for problem in rule(config)]
+    return sorted(problems, key=lambda problem: problem.severity != "error")
+
+
+def _error(key: str, message: str, remedy: str) -> Problem:
+    return Problem("error", key, message, remedy)
+
+
+def _warning(key: str, message: str, remedy: str) -> Problem:
+    return Problem("warning", key, message, remedy)
+
+
+def _name(config: RunConfig) -> Iterator[Problem]:
+    try:
+        validate_run_name(config.run)
+    except BadInput as error:
+        yield _error("run", f"{error.what}: {error.given}", f"use {error.expected}")
+
+
+def _sizes(config: RunConfig) -> Iterator[Problem]:
+    """R, K, B and U."""
+    schedule = config.schedule
+    r, k, b = schedule.groups_per_round, schedule.samples_per_group, schedule.update_batch_size
+    if k == 1:
+        yield _error(
+            "schedule.samples_per_group",
+            "with one sample a group every advantage is 0",
+            "sample at least 2 responses a prompt",
+        )
+    if b % k:
+        low, high = b // k * k, (b // k + 1) * k
+        yield _error(
+            "schedule.update_batch_size",
+            f"B = {b} is not a multiple of K = {k}, and an update takes whole groups",
+            f"set it to {f'{low} or {high}' if low else high}",
+        )
+        return
+    u = schedule.groups_per_update
+    if u > r:
+        yield _error(
+            "schedule.update_batch_size",
+            f"an update needs U = B/K = {u} groups and a round has only R = {r}",
+            f"set update_batch_size to at most {r * k}, or groups_per_round to at least {u}",
+        )
+    elif schedule.contract == "strict" and u != r:
+        yield _error(
+            "schedule.contract",
+            f"strict means one update a version, but U = {u} and R = {r}",
+            f"set schedule.update_batch_size to {r * k}, or schedule.contract to round",
+        )
+    elif r % u:
+        yield _warning(
+            "schedule.groups_per_round",
+            f"R = {r} is not a multiple of U = {u}: the last update of a round has {r % u} groups",
+            f"set it to {r // u * u} or {(r // u + 1) * u}",
+        )
+    if config.rollout_workers > r:
+        yield _warning(
+            "rollout_workers",
+            f"{config.rollout_workers} workers share R = {r} groups: some stay idle",
+            f"start at most {r}",
+        )
+
+
+def _frontier(config: RunConfig) -> Iterator[Problem]:
+    """Settings of frontier-group dispatch and of streaming."""
+    schedule = config.schedule
+    kind, width, least = schedule.kind, schedule.frontier_width, schedule.stream_min_groups
+    given = schedule.model_fields_set
+    if kind in ("cgp+fgd", "stream"):
+        if width > schedule.groups_per_round:
+            yield _error(
+                "schedule.frontier_width",
+                f"F_w = {width} is wider than the round, R = {schedule.groups_per_round}",
+                f"set it to at most {schedule.groups_per_round}, or schedule.kind to cgp",
+            )
+    elif "frontier_width" in given:
+        yield _warning("schedule.frontier_width", f"{kind} has no frontier", "remove it, or set kind to cgp+fgd")
+    if "frontier_mode" in given and kind != "cgp+fgd":
+        yield _warning("schedule.frontier_mode", f"it means nothing with {kind}", "remove it, or set kind to cgp+fgd")
+    if kind == "stream":
+        if least > schedule.groups_per_update:
+            yield _error(
+                "schedule.stream_min_groups",
+                f"{least} groups are more than an update has (U = {schedule.groups_per_update})",
+                f"set it to at most {schedule.groups_per_update}",
+            )
+    elif "stream_min_groups" in given:
+        yield _warning(
+            "schedule.stream_min_groups", f"it means nothing with {kind}", "remove it, or set kind to stream"
+        )
+
+
+def _model_and_data(config: RunConfig) -> Iterator[Problem]:
+    data, builtin = config.data, config.model.path.startswith("builtin:")
+    if data.source == "jsonl" and data.path is None:
+        yield _error("data.path", "source jsonl has no file", "set data.path to a JSONL file")
+    if data.source != "jsonl" and data.path is not None:
+        yield _warning(
+            "data.path", f"source {data.source} reads no file", "set data.source to jsonl, or remove data.path"
+        )
+    if data.system_prompt is not None and not data.chat:
+        yield _error("data.system_prompt", "without chat it would be left out", "set data.chat to true, or remove it")
+    if data.chat and builtin:
+        yield _error("data.chat", f"{config.model.path} has no chat template", "set data.chat to false")
+    if data.source == "jsonl" and builtin:
+        yield _warning(
+            "model.path",
+            f"{config.model.path} knows only its own task",
+            "set data.source to pointer_walk, or take another model",
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[Problem]:
+    sampling, slots, k = config.sampling, config.engine.slots, config.schedule.samples_per_group
+    for key, truncated in (("sampling.top_p", sampling.top_p < 1), ("sampling.top_k", sampling.top_k > 0)):
+        if truncated:
+            yield _warning(
+                key,
+                "samples are drawn from the truncated distribution, log-probabilities are those of the whole one: "
+                "the loss's ratio is not the sampling ratio",
+                "set top_p to 1 and top_k to 0 unless you want that",
+            )
+    if slots < k:
+        yield _warning(
+            "engine.slots", f"{slots} slots do not hold one group of K = {k} samples", f"set it to at least {k}"
+        )
+    if config.engine.deterministic and not config.model.device.startswith("cpu"):
+        yield _warning("engine.deterministic", "the promise holds on the CPU only", "set model.device to cpu")
+
+
+def _rewards(config: RunConfig) -> Iterator[Problem]:
+    verifier, source = config.rewards.verifier, config.data.source
+    if (verifier == "pointer_walk") != (source == "pointer_walk"):
+        yield _warning(
+            "rewards.verifier",
+            f"{verifier} does not fit the answers of data source {source}",
+            "set it to pointer_walk" if source == "pointer_walk" else "set it to exact or math",
+        )
+
+
+def _loss(config: RunConfig) -> Iterator[Problem]:
+    loss = config.loss
+    if loss.importance_cap is not None and loss.old_logprobs != "recompute":
+        yield _error(
+            "loss.importance_cap",
+            "the importance weight compares the engine with the recomputed log-probabilities",
+            "set loss.old_logprobs to recompute, or remove loss.importance_cap",
+        )
+    if (loss.kind == "dr_grpo") != (loss.aggregation == "dr_grpo"):
+        yield _warning(
+            "loss.aggregation",
+            f"{loss.aggregation} with kind {loss.kind}: Dr.GRPO is centred advantages over a constant denominator",
+            "set kind and aggregation both to dr_grpo, or neither",
+        )
+    if loss.kind == "dr_grpo" and "advantage_eps" in loss.model_fields_set:
+        yield _warning("loss.advantage_eps", "dr_grpo divides by no deviation", "remove it")
+
+
+def _optimizer(config: RunConfig) -> Iterator[Problem]:
+    optimizer = config.optimizer
+    constant = optimizer.decay == "constant"
+    if not constant and optimizer.decay_updates is None:
+        updates = -(-config.schedule.groups_per_round // max(1, config.schedule.groups_per_update))
+        total = config.schedule.rounds * updates
+        yield _error(
+            "optimizer.decay_updates", f"{optimizer.decay} decay needs an end", f"set it, for example to {total}"
+        )
+    if constant and optimizer.decay_updates is not None:
+        yield _warning(
+            "optimizer.decay_updates", "decay is constant", "set optimizer.decay to linear or cosine, or remove it"
+        )
+    if optimizer.decay_updates is not None and optimizer.warmup_updates >= optimizer.decay_updates:
+        yield _error(
+            "optimizer.warmup_updates",
+            f"{optimizer.warmup_updates} updates of warm-up do not end before the decay at {optimizer.decay_updates}",
+            f"set it below {optimizer.decay_updates}",
+        )
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        yield _error(
+            "optimizer.min_learning_rate",
+            f"{optimizer.min_learning_rate:g} is above the peak of {optimizer.learning_rate:g}",
+            "set it below optimizer.learning_rate",
+        )
+
+
+def _fit(config: RunConfig) -> Iterator[Problem]:
+    longest, budget = config.data.max_prompt_tokens + config.sampling.max_new_tokens, config.trainer.microbatch_tokens
+    if longest > budget:
+        yield _warning(
+            "trainer.microbatch_tokens",
+            f"the longest sample ({longest} tokens) is over the budget of {budget} tokens and goes alone",
+            f"set it to at least {longest} if memory allows",
+        )
+
+
+def _times(config: RunConfig) -> Iterator[Problem]:
+    leases, deadlines, rewards = config.leases, config.deadlines, config.rewards
+    beat = leases.heartbeat_s
+    if leases.lease_s < 2 * beat:
+        yield _error(
+            "leases.lease_s",
+            f"a lease of {leases.lease_s:g} s with a heartbeat every {beat:g} s ends while its holder is well",
+            f"set it to at least {2 * beat:g}",
+        )
+    slowest = rewards.deadline_s * -(-config.schedule.samples_per_group // rewards.workers)
+    if slowest > deadlines.group_s:
+        yield _warning(
+            "rewards.deadline_s",
+            f"a group whose responses all hang takes {slowest:g} s, over deadlines.group_s of {deadlines.group_s:g} s",
+            "lower it, raise rewards.workers or raise deadlines.group_s",
+        )
+    if deadlines.engine_s > deadlines.group_s:
+        yield _warning(
+            "deadlines.engine_s",
+            f"{deadlines.engine_s:g} s for a group, but the trainer gives up after {deadlines.group_s:g} s without one",
+            "set deadlines.group_s to at least deadlines.engine_s",
+        )

@@ -1,0 +1,74 @@
+"""How much memory a run's models need, from the model's files alone: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.errors import BadInput
+
+BYTES = {"float32": 4, "bfloat16": 2}
+LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+class MemoryUse(NamedTuple):
+    service: str  # "rollout" (each worker) or "trainer"
+    what: str
+    bytes: int
+
+
+def memory_uses(config: RunConfig, folder: Path) -> list[MemoryUse]:
+    """Weights and what comes with each parameter; activations and the services' own code come on top.
+
+    `folder` holds the model. Raises BadInput when its weight files cannot be read.
+    """
+    parameters, size = count_parameters(folder), BYTES[config.model.dtype]
+    uses = [MemoryUse("rollout", f"weights ({config.model.dtype})", parameters * size)]
+    if cached := kv_bytes_per_token(folder, size):
+        tokens = config.engine.slots * (config.data.max_prompt_tokens + config.sampling.max_new_tokens)
+        uses.append(MemoryUse("rollout", "KV cache, at most", cached * tokens))
+    uses.append(MemoryUse("trainer", f"weights ({config.model.dtype})", parameters * size))
+    if size < 4:
+        uses.append(MemoryUse("trainer", "float32 master weights", parameters * 4))
+    uses += [
+        MemoryUse("trainer", "gradient sums (float32)", parameters * 4),
+        MemoryUse("trainer", "AdamW moments (float32)", parameters * 8),
+    ]
+    if config.loss.kl_coefficient > 0:
+        uses.append(MemoryUse("trainer", "reference (loss.kl_coefficient)", parameters * size))
+    if config.loss.old_logprobs == "recompute":
+        uses.append(MemoryUse("trainer", "round's start weights (loss.old_logprobs)", parameters * size))
+    return uses
+
+
+def count_parameters(folder: Path) -> int:
+    """Parameters in all safetensors files of a folder."""
+    return sum(math.prod(shape) for path in sorted(folder.glob("*.safetensors")) for shape in _shapes(path))
+
+
+def kv_bytes_per_token(folder: Path, size: int) -> int:
+    """Keys and values of one token over all layers; 0 when config.json does not say how large they are."""
+    try:
+        model = json.loads((folder / "config.json").read_text())
+        heads = model["num_attention_heads"]
+        head_size = model.get("head_dim") or model["hidden_size"] // heads
+        return int(2 * model["num_hidden_layers"] * (model.get("num_key_value_heads") or heads) * head_size * size)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    """Of every tensor in a safetensors file, from its header: 8 bytes of length, then JSON."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > LARGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+        return [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise BadInput("not a safetensors file", given=f"{path}: {error}", remedy="fetch the model again") from None

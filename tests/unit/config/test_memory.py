@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolloutpipe_core.config.memory import MemoryUse, count_parameters, memory_uses
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.errors import BadInput
+
+
+def write_header(path: Path, shapes: dict[str, list[int]]) -> None:
+    """A safetensors file without its data: only the header is read."""
+    tensors = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_header(tmp_path / "model-1.safetensors", {"embed": [10, 4], "norm": [4]})
+    write_header(tmp_path / "model-2.safetensors", {"scalar": [], "head": [5, 11]})
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"run": "walk", "model": {"path": "m", "dtype": "bfloat16"}} | sections)
+
+
+def test_parameters_of_all_files_are_counted(model: Path) -> None:
+    assert count_parameters(model) == 40 + 4 + 1 + 55
+
+
+def test_bytes_by_hand(model: Path) -> None:
+    sampling, data = {"max_new_tokens": 60}, {"max_prompt_tokens": 40}
+    uses = memory_uses(config(sampling=sampling, data=data, engine={"slots": 8}), model)
+    assert uses == [
+        MemoryUse("rollout", "weights (bfloat16)", 200),
+        # keys and values, 3 layers, 2 heads of 32 / 4, 2 bytes; 8 slots of 100 tokens
+        MemoryUse("rollout", "KV cache, at most", 2 * 3 * 2 * 8 * 2 * 8 * 100),
+        MemoryUse("trainer", "weights (bfloat16)", 200),
+        MemoryUse("trainer", "float32 master weights", 400),
+        MemoryUse("trainer", "gradient sums (float32)", 400),
+        MemoryUse("trainer", "AdamW moments (float32)", 800),
+    ]
+
+
+def test_copies_of_the_weights_are_listed_when_the_loss_needs_them(model: Path) -> None:
+    loss = {"kl_coefficient": 0.1, "old_logprobs": "recompute"}
+    *_, reference, start = memory_uses(config(loss=loss, model={"path": "m"}), model)
+    assert (reference.bytes, start.bytes) == (400, 400)
+    assert not any("master" in use.what for use in memory_uses(config(model={"path": "m"}), model))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x05\x00\x00\x00\x00\x00\x00\x00{", b"\xff" * 8 + b"{}", b"\x02" + b"\0" * 7 + b"[]"]
+)
+def test_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(BadInput, match="not a safetensors file"):
+        count_parameters(tmp_path)

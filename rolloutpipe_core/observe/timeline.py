@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from rolloutpipe_core.domain import ENDED_STATES, GroupState, RoundState, parse_group_id
-from rolloutpipe_core.ledger.events import Event, GroupMoved, RoundMoved, UpdateSealed, UpdateStepped
+from rolloutpipe_core.ledger.events import (
+    Event,
+    GroupMoved,
+    RoundMoved,
+    RunMoved,
+    UpdateSealed,
+    UpdateStepped,
+    VersionPublished,
+)
 
 Interval = tuple[int, int]  # start <= end, ms
 FINAL_STATES = (GroupState.TRAINED, *ENDED_STATES)
@@ -142,6 +150,8 @@ class Timelines:
     """Folds events, in the ledger's order, one at a time: a live display may go on adding."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.versions: dict[int, VersionPublished] = {}  # by number; a restored registry repeats its head
+        self.stop_reason = ""  # why the run was stopped for good; "" = it was not
         self._rounds: dict[int, RoundTimeline] = {}
         for event in events:
             self.add(event)
@@ -168,6 +178,10 @@ class Timelines:
                 update.stepped_ms = event.at_ms
                 update.skipped, update.replay = event.skipped, event.replay
                 update.busy, update.blocked_ms, update.metrics = event.busy_ms, event.blocked_ms, event.metrics
+            case VersionPublished():
+                self.versions[event.version.number] = event
+            case RunMoved():
+                self.stop_reason = event.reason if event.after == "stopped" else ""
 
     def _at(self, number: int) -> RoundTimeline:
         return self._rounds.setdefault(number, RoundTimeline(number))
@@ -215,7 +229,7 @@ def _opened(event: RoundMoved) -> RoundTimeline:
     return RoundTimeline(
         event.round,
         version=int(details["version"]),
-        weights_sha=details["weights_sha"],
+        weights_sha=details["version_sha"],
         schedule=details["schedule"],
         samples_per_group=int(details["samples_per_group"]),
         groups_per_update=int(details["groups_per_update"]),
@@ -235,6 +249,10 @@ def _group_moved(line: RoundTimeline, event: GroupMoved) -> None:
     match event.after:
         case GroupState.DEFERRED | GroupState.REJECTED:
             _forget_scores(group)
+        case GroupState.QUEUED if event.before is GroupState.CLAIMED:
+            # All assignments of the round were taken back: its updates begin anew.
+            line.updates.pop(group.update if group.update is not None else -1, None)
+            group.update = group.update_index = None
         case GroupState.QUEUED:
             group.samples, group.tokens = int(details["samples"]), int(details["tokens"])
             group.longest_response = int(details["longest_response"])
@@ -243,7 +261,7 @@ def _group_moved(line: RoundTimeline, event: GroupMoved) -> None:
             group.samples = line.samples_per_group
             _keep_scores(group, details)
         case GroupState.CLAIMED:
-            group.update, group.update_index = int(details["update"]), int(details["index"])
+            group.update, group.update_index = int(details["update"]), int(details["update_index"])
 
 
 def _keep_scores(group: GroupTimeline, details: Mapping[str, str]) -> None:

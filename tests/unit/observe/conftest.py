@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -43,7 +44,7 @@ class History:
             "samples_per_group": str(samples),
             "groups_per_update": str(per_update),
             "version": str(round),
-            "weights_sha": weights_sha(round),
+            "version_sha": weights_sha(round),
             "schedule": "cgp+fgd",
             "cohort_sha": "c" * 64,
             "data_fingerprint": "d" * 64,
@@ -101,7 +102,7 @@ class History:
         self.queued(queued, group, attempt, **details)  # type: ignore[arg-type]
 
     def claim(self, at_s: float, group: str, update: int, index: int, attempt: int = 1) -> None:
-        self.group(at_s, group, GroupState.CLAIMED, attempt, update=str(update), index=str(index))
+        self.group(at_s, group, GroupState.CLAIMED, attempt, update=str(update), update_index=str(index))
 
     def seal(self, at_s: float, round: int, update: int, groups: int = 2, samples: int = 4, tokens: int = 80) -> None:
         self.events.append(UpdateSealed(*self._stamp(at_s, "trainer-1"), round, update, groups, samples, tokens))
@@ -199,3 +200,64 @@ def undisturbed(history: History) -> History:
     """Round 0 as in `one_round`, then the same again as round 1, opened when round 0 was published."""
     one_round(history)
     return one_round(history, start=15.5, round=1)
+
+
+def busy_run(history: History, rounds: int = 40, groups: int = 16, slots: int = 5, seed: int = 7) -> History:
+    """A run with long-tailed groups, `slots` groups in service at once and U = 2, as a small simulation."""
+    draw = random.Random(seed)
+    now = 0.0
+    for round in range(rounds):
+        history.open(now, round, samples=8)
+        ids = [f"r{round:06d}-g{index:04d}" for index in range(groups)]
+        for id in ids:
+            history.group(now, id, GroupState.DEFERRED, 0)
+        start = now + 0.05
+        history.round(start, round, RoundState.GENERATING)
+        free = [start] * slots
+        ready = []
+        for id in ids:
+            admitted = min(free)
+            served = admitted + 0.15 + draw.expovariate(2.5)
+            free[free.index(admitted)] = served
+            queued = served + draw.uniform(0.02, 0.08)
+            reward = min(1.0, max(0.0, draw.gauss(0.4 + 0.5 * (1 - 0.93**round), 0.2)))
+            longest = int(200 * (served - admitted))
+            history.serve(
+                id,
+                admitted,
+                served,
+                queued,
+                samples=8,
+                reward=reward,
+                response=longest * 4,
+                longest=longest,
+                tokens=999,
+            )
+            ready.append((queued, id))
+        ready.sort()
+        trainer = 0.0
+        for update in range(groups // 2):
+            pair = ready[2 * update : 2 * update + 2]
+            begin = max(trainer, pair[-1][0])
+            trainer = begin + draw.uniform(0.12, 0.2)
+            for index, (_, id) in enumerate(pair):
+                history.claim(begin, id, update, index)
+            history.seal(trainer, round, update, samples=16, tokens=900)
+            mismatch = draw.lognormvariate(-13, 0.4)
+            metrics = {"mismatch_kl": mismatch, "mismatch_mean": 6 * mismatch, "mismatch_max": 300 * mismatch}
+            metrics |= {"grad_norm": draw.uniform(0.4, 0.6), "entropy": 0.9 - 0.01 * round, "clip_fraction": 0.01}
+            history.step(trainer, round, update, [(begin, trainer)], metrics=metrics)
+        history.round(ready[-1][0], round, RoundState.DRAINED)
+        history.round(trainer, round, RoundState.TRAINED)
+        now = trainer + draw.uniform(0.1, 0.2)
+        history.round(now, round, RoundState.COMMITTED)
+        for id in ids:
+            history.group(now, id, GroupState.TRAINED)
+        history.version(now, round + 1)
+        history.round(now, round, RoundState.PUBLISHED)
+    return history
+
+
+@pytest.fixture
+def forty_rounds(history: History) -> History:
+    return busy_run(history)

@@ -93,3 +93,22 @@ def test_a_round_opened_again_starts_afresh(history):
     history.open(20, 0)
     line = Timelines(history.events).round(0)
     assert (line.opened_ms, line.rollout_start_ms, line.groups) == (history.T0 + 20000, None, {})
+
+
+def test_taking_assignments_back_forgets_their_updates(history):
+    history.open(0, 0)
+    history.serve("r000000-g0000", 1, 2, 3, reward=1.0)
+    history.claim(3, "r000000-g0000", 0, 0)
+    history.seal(4, 0, 0, groups=1)
+    history.step(4, 0, 0, [(3, 4)])
+    history.group(9, "r000000-g0000", GroupState.QUEUED, reason="object of r000000-g0000 is damaged")
+    line = Timelines(history.events).round(0)
+    assert line.updates == {}
+    assert (line.groups[0].update, line.groups[0].reward_mean) == (None, 1.0)
+
+
+def test_versions_and_the_reason_of_a_stop(undisturbed):
+    undisturbed.run(40, "stopped", "12 of 16 groups ended unused")
+    timelines = Timelines(undisturbed.events)
+    assert sorted(timelines.versions) == [1, 2]
+    assert timelines.stop_reason == "12 of 16 groups ended unused"

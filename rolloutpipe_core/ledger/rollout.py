@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -116,7 +117,11 @@ class RolloutLedger:
 
     def give_up(self, lease: Lease, reason: str) -> GroupState:
         """This attempt failed for a reason of the infrastructure: deferred again, or failed after the last attempt."""
-        return self._release(lease.group, lease.nonce, reason)
+        return self._release(lease.group, lease.nonce, reason, self._max_attempts)
+
+    def hand_back(self, lease: Lease, reason: str) -> None:
+        """The worker stops in good order: the group is deferred again, however many attempts it had."""
+        self._release(lease.group, lease.nonce, reason, max_attempts=sys.maxsize)
 
     def renew(self, round: int, leases: Sequence[Lease]) -> list[str]:
         """Extend leases; returns the groups whose lease is lost."""
@@ -139,12 +144,12 @@ class RolloutLedger:
         )
         if not expired or self.client.server()[1] < self._lease_ms:
             return []
-        return [(group, self._release(group, "", "lease ran out")) for group in expired]
+        return [(group, self._release(group, "", "lease ran out", self._max_attempts)) for group in expired]
 
     def _advance(self, lease: Lease, before: GroupState, after: GroupState) -> None:
         args = [*lease.token, before, after, self._lease_ms]
         self.client.call("advance", self._keys.of_group(lease.group), args)
 
-    def _release(self, group: str, nonce: str, reason: str) -> GroupState:
-        args = [group, self.worker, nonce, self._max_attempts, reason]
+    def _release(self, group: str, nonce: str, reason: str, max_attempts: int) -> GroupState:
+        args = [group, self.worker, nonce, max_attempts, reason]
         return GroupState(self.client.call("release", self._keys.of_group(group), args)[0])

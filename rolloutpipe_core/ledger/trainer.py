@@ -138,11 +138,15 @@ class TrainerLedger:
         args = [*self.epoch.token, *facts, json.dumps(dict(metrics), sort_keys=True)]
         self.client.call("stepped", self._keys.of_round(round), args)
 
-    def reject(self, announced: Announced, reason: str, max_rejections: int) -> str:
-        """The gate refused it. Returns `deferred` (re-admitted), `rejected` (ended) or `ignored` (not current)."""
+    def reject(self, announced: Announced, reason: str, max_rejections: int) -> tuple[str, int]:
+        """The gate refused it. Returns the outcome and the round's generation after it.
+
+        The outcome is `deferred` (re-admitted), `rejected` (ended) or `ignored` (not the current announcement).
+        """
         ref = announced.ref
         args = [*self.epoch.token, ref.group, ref.attempt, announced.entry, reason, max_rejections]
-        return str(self.client.call("reject", self._keys.of_group(ref.group), args)[0])
+        outcome, generation = self.client.call("reject", self._keys.of_group(ref.group), args)
+        return str(outcome), int(generation)
 
     def unassign(self, round: int, groups: Sequence[str], reason: str) -> None:
         """Take back all assignments of an uncommitted round whose recorded objects are damaged."""

@@ -8,15 +8,15 @@ redis.call('XACK', FIFO, 'trainer', entry)
 local group = redis.call('HMGET', KEYS[8], 'state', 'attempt', 'entry')
 if group[1] ~= 'queued' or group[2] ~= ARGV[5] or group[3] ~= entry then
   tell('announcement', actor, {'group', group_id, 'round', redis.call('HGET', ROUND, 'round') or '0', 'attempt', ARGV[5], 'reason', reason})
-  return {'OK', 'ignored'}
+  return {'OK', 'ignored', redis.call('HGET', ROUND, 'generation') or '0'}
 end
 if redis.call('HINCRBY', KEYS[8], 'rejections', 1) > tonumber(ARGV[8]) then
   move(KEYS[8], actor, 'rejected', {}, reason)
-  return {'OK', 'rejected'}
+  return {'OK', 'rejected', redis.call('HGET', ROUND, 'generation')}
 end
 defer(KEYS[8], actor, reason)
 if redis.call('HGET', ROUND, 'state') == 'drained' then
   redis.call('HINCRBY', ROUND, 'generation', 1)
   move_round(actor, 'generating', {})
 end
-return {'OK', 'deferred'}
+return {'OK', 'deferred', redis.call('HGET', ROUND, 'generation')}

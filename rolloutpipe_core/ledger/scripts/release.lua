@@ -16,7 +16,7 @@ end
 if tonumber(now[3]) >= most then
   leave_service(group)
   redis.call('ZREM', LEASES, group)
-  move(KEYS[8], actor, 'failed', {}, reason .. ' (attempt ' .. now[3] .. ' of ' .. text(most) .. ')')
+  move(KEYS[8], actor, 'failed', {}, reason .. ' (attempt ' .. now[3] .. ' of ' .. ARGV[4] .. ')')
   drain_if_settled(actor)
   return {'OK', 'failed'}
 end

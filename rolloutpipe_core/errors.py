@@ -82,8 +82,9 @@ class LedgerRefused(RolloutPipeError):
     exit_code = 8
 
 
+@dataclass
 class CommitLost(RolloutPipeError):
-    pass
+    winner: bytes = b""  # the commit that stands, as stored
 
 
 class ObjectMissing(RolloutPipeError):

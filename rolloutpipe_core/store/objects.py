@@ -1,0 +1,282 @@
+"""Objects of one bucket, through outages: every call waits for the store until its deadline.
+
+    put_if_absent ── 412 ──> read what is there ── equal bytes ──> ours (an answer of an earlier try was lost)
+                                                └─ other bytes ──> another writer won
+
+The name of an object is a hash of its content or belongs to one attempt, so that repeating a write is
+harmless; the only fixed names are the commits', written with `put_if_absent`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from botocore.exceptions import ClientError
+
+from rolloutpipe_core.errors import Damaged, ObjectMissing
+from rolloutpipe_core.store.outage import STORE_ERRORS, OnWait, Patience, error_code, ignore
+
+T = TypeVar("T")
+
+PART_BYTES = 16 * 2**20
+"""Files larger than this go up in parts of this size; S3 takes 5 MiB to 5 GiB a part, at most 10,000."""
+MOST_PARTS = 10_000
+CHUNK_BYTES = 2**20
+
+
+class PutOutcome(StrEnum):
+    CREATED = "created"
+    ALREADY_EQUAL = "already_equal"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What stands at the key after `put_if_absent`."""
+
+    outcome: PutOutcome
+    stored: bytes
+
+    @property
+    def ours(self) -> bool:
+        return self.outcome is not PutOutcome.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    key: str
+    bytes: int
+    sha256: str | None = None  # as `upload_file` recorded it; listings don't tell
+
+
+class ObjectStore:
+    """One bucket. Thread-safe, as boto3's clients are.
+
+    Every method raises StoreUnavailable when the store stayed away past `deadline_s` seconds, and
+    StoreMisconfigured at once when it refuses us.
+    """
+
+    def __init__(self, client: Any, bucket: str, deadline_s: float = 60.0, on_wait: OnWait = ignore) -> None:
+        self.client = client
+        self.bucket = bucket
+        self._deadline_s = deadline_s
+        self._on_wait = on_wait
+
+    def ensure_bucket(self) -> None:
+        """Make the bucket if it is missing."""
+
+        def attempt() -> None:
+            try:
+                # Not HEAD: its answers have no body, so a refusal would have no cause.
+                self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+            except ClientError as error:
+                if error_code(error) != "NoSuchBucket":
+                    raise
+                self._create_bucket()
+
+        self._call(f"bucket {self.bucket}", attempt)
+
+    def _create_bucket(self) -> None:
+        region = self.client.meta.region_name
+        # AWS wants the region named everywhere but in us-east-1, where it refuses the name.
+        place = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region != "us-east-1" else {}
+        try:
+            self.client.create_bucket(Bucket=self.bucket, **place)
+        except ClientError as error:
+            if error_code(error) != "BucketAlreadyOwnedByYou":
+                raise
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
+        """The whole object. Raises ObjectMissing, and Damaged when it is larger than `max_bytes`."""
+
+        def attempt() -> bytes:
+            response = self.client.get_object(Bucket=self.bucket, Key=key)
+            with closing(response["Body"]) as body:
+                if max_bytes is not None and response["ContentLength"] > max_bytes:
+                    raise Damaged(
+                        f"object too large: {key}",
+                        given=f"{response['ContentLength']} bytes",
+                        expected=f"at most {max_bytes} bytes",
+                    )
+                return bytes(body.read())
+
+        return self._call(f"get {key}", attempt)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object, over what may be there."""
+        self._call(f"put {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=data))
+
+    def put_if_absent(self, key: str, data: bytes, *, multipart: bool = False) -> PutResult:
+        """Write the object if its key is free, and tell what stands there now.
+
+        `multipart` sends it in parts, with the condition on their completion; data beyond PART_BYTES always goes so.
+        """
+
+        def attempt() -> PutResult:
+            if self._create(key, data, multipart or len(data) > PART_BYTES):
+                return PutResult(PutOutcome.CREATED, data)
+            stored = self.get(key)
+            return PutResult(PutOutcome.ALREADY_EQUAL if stored == data else PutOutcome.OTHER, stored)
+
+        return self._call(f"put if absent {key}", attempt)
+
+    def _create(self, key: str, data: bytes, multipart: bool) -> bool:
+        """False: the key is taken."""
+        try:
+            if multipart:
+                parts = (data[at : at + PART_BYTES] for at in range(0, max(len(data), 1), PART_BYTES))
+                self._upload_parts(key, parts, {}, {"IfNoneMatch": "*"})
+            else:
+                self.client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*")
+        except ClientError as error:
+            if error_code(error) == "PreconditionFailed":
+                return False
+            raise
+        except ObjectMissing:
+            # Our upload is gone, so an earlier try whose answer was lost completed it.
+            return False
+        return True
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and recorded hash. Raises ObjectMissing."""
+        found = self._call(f"head {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        return ObjectInfo(key, int(found["ContentLength"]), found.get("Metadata", {}).get("sha256"))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects whose key starts with `prefix`, in the order of their keys, page by page."""
+        page: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix}
+        more = True
+        while more:
+            found = self._call(f"list {prefix}", lambda: self.client.list_objects_v2(**page))
+            for entry in found.get("Contents", ()):
+                yield ObjectInfo(entry["Key"], int(entry["Size"]))
+            more = found["IsTruncated"]
+            page["ContinuationToken"] = found.get("NextContinuationToken")
+
+    def delete(self, key: str) -> None:
+        """Delete the object; that it is already gone is no error."""
+        with suppress(ObjectMissing):
+            self._call(f"delete {key}", lambda: self.client.delete_object(Bucket=self.bucket, Key=key))
+
+    def upload_file(self, path: Path, key: str, sha256: str) -> None:
+        """Stream a file up, hashing it on the way; the hash is recorded with the object.
+
+        Raises Damaged, and leaves no object, when the file's bytes are not those of `sha256`.
+        """
+        metadata = {"Metadata": {"sha256": sha256}}
+        size = path.stat().st_size
+        if size <= PART_BYTES:
+            data = b"".join(_verified(path, sha256, PART_BYTES))
+            self._call(f"put {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=data, **metadata))
+            return
+        parts = _verified(path, sha256, max(PART_BYTES, -(-size // MOST_PARTS)))
+        try:
+            self._upload_parts(key, parts, metadata, {})
+        except ObjectMissing:
+            # The upload is gone: right if an earlier try whose answer was lost completed it.
+            if self.head(key).sha256 != sha256:
+                raise
+
+    def _upload_parts(
+        self, key: str, parts: Iterable[bytes], metadata: dict[str, Any], condition: dict[str, str]
+    ) -> None:
+        """Raises ObjectMissing when the upload vanished, and ClientError when the condition failed.
+
+        AWS asks to begin the whole upload again after a 409, so that one is the caller's, too.
+        """
+        address = {"Bucket": self.bucket, "Key": key}
+        created = self._call(f"begin {key}", lambda: self.client.create_multipart_upload(**address, **metadata))
+        upload = {**address, "UploadId": created["UploadId"]}
+        done: list[dict[str, Any]] = []
+        try:
+            for number, part in enumerate(parts, start=1):
+                done.append({"PartNumber": number, "ETag": self._upload_part(upload, number, part)})
+            self._call(
+                f"complete {key}",
+                lambda: self.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done}, **condition),
+                passed_on=("PreconditionFailed", "ConditionalRequestConflict"),
+            )
+        except BaseException:
+            # One try: parts left behind are the bucket's lifecycle rule's to sweep.
+            with suppress(*STORE_ERRORS):
+                self.client.abort_multipart_upload(**upload)
+            raise
+
+    def _upload_part(self, upload: dict[str, str], number: int, part: bytes) -> str:
+        sent = self._call(
+            f"put part {number} of {upload['Key']}",
+            lambda: self.client.upload_part(**upload, PartNumber=number, Body=part),
+        )
+        return str(sent["ETag"])
+
+    def download_file(self, key: str, path: Path, sha256: str) -> None:
+        """Stream an object into a file that appears only when it is whole and its hash is right.
+
+        A broken transfer goes on where it broke. Raises ObjectMissing, and Damaged on a wrong hash.
+        """
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        try:
+            found = self._download(key, partial)
+            if found != sha256:
+                raise Damaged(f"wrong hash: {key}", given=f"sha256 {found}", expected=sha256)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _download(self, key: str, path: Path) -> str:
+        """Return the sha256 of what was written."""
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+
+            def attempt(patience: Patience) -> None:
+                rest = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
+                try:
+                    response = self.client.get_object(Bucket=self.bucket, Key=key, **rest)
+                except ClientError as error:
+                    # The transfer broke behind the last byte: all is here.
+                    if rest and error_code(error) == "InvalidRange":
+                        return
+                    raise
+                with closing(response["Body"]) as body:
+                    for chunk in body.iter_chunks(CHUNK_BYTES):
+                        file.write(chunk)
+                        digest.update(chunk)
+                        patience.progress()
+
+            self._persist(f"get {key}", attempt)
+        return digest.hexdigest()
+
+    def _call(self, what: str, attempt: Callable[[], T], passed_on: tuple[str, ...] = ()) -> T:
+        return self._persist(what, lambda _: attempt(), passed_on)
+
+    def _persist(self, what: str, attempt: Callable[[Patience], T], passed_on: tuple[str, ...] = ()) -> T:
+        """Try until it works; a ClientError whose code is in `passed_on` is the caller's."""
+        patience = Patience(what, self._deadline_s, self._on_wait)
+        while True:
+            try:
+                result = attempt(patience)
+            except STORE_ERRORS as error:
+                if error_code(error) in passed_on:
+                    raise
+                patience.bear(error)
+            else:
+                patience.answered()
+                return result
+
+
+def _verified(path: Path, sha256: str, chunk_bytes: int) -> Iterator[bytes]:
+    """The file's bytes in chunks; raises Damaged behind the last one when the whole hashes otherwise."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(chunk_bytes):
+            digest.update(chunk)
+            yield chunk
+    if digest.hexdigest() != sha256:
+        raise Damaged(f"the file changed: {path}", given=f"sha256 {digest.hexdigest()}", expected=sha256)

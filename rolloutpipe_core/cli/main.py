@@ -1,0 +1,68 @@
+"""The command line. Every command imports what it needs when it runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from rolloutpipe_core.cli import bench, config, doctor, read, run, servers
+from rolloutpipe_core.errors import RolloutPipeError
+
+INTERRUPTED = 130  # as a shell reports Ctrl-C
+
+
+class Commands(TyperGroup):
+    """Turns our errors into one line on stderr (one a problem) and the error's exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RolloutPipeError as error:
+            for line in str(error).splitlines():
+                typer.echo(f"error: {line}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="RolloutPipe: pipelined, on-policy GRPO rounds through Redis and S3.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks print local variables, and those hold secrets
+)
+
+app.command()(run.quickstart)
+app.command()(servers.up)
+app.command()(servers.down)
+app.command("run")(run.run)
+app.command()(run.rollout)
+app.command()(run.train)
+app.command()(read.status)
+app.command()(read.groups)
+app.command()(read.show)
+app.command()(read.why)
+app.command()(read.audit)
+app.command()(read.timeline)
+app.command()(read.report)
+app.command()(read.metrics)
+app.command()(doctor.doctor)
+app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Entry point `rolloutpipe`. A termination signal unwinds the stack, so that what was started is stopped."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _unwind)
+    app()
+
+
+def _unwind(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)

@@ -1,0 +1,198 @@
+"""Commands that look at a run: they read Redis and the object store, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rolloutpipe_core.cli.options import AsJson, Bucket, GroupId, RunName, RunOption
+
+if TYPE_CHECKING:
+    from rolloutpipe_core.domain import Sample
+
+Round = Annotated[int | None, typer.Option("--round", min=0, help="The round; without it, the newest one.")]
+
+
+def status(run: RunName = None, as_json: AsJson = False) -> None:
+    """What the run does now: round, groups by state, FIFO, versions, and who waits for what since when."""
+    from rolloutpipe_core.cli.connect import reader_of
+    from rolloutpipe_core.cli.output import console, print_json
+    from rolloutpipe_core.observe.status import read_status
+    from rolloutpipe_core.observe.terminal import status_view
+
+    now = read_status(reader_of(run))
+    if as_json:
+        print_json(now)
+    else:
+        console().print(status_view(now))
+
+
+def groups(run: RunName = None, round: Round = None, as_json: AsJson = False) -> None:
+    """A round's groups in submission order, with their states."""
+    from rolloutpipe_core.cli.connect import reader_of
+    from rolloutpipe_core.cli.output import console, print_json, table
+
+    reader = reader_of(run)
+    number = reader.current_round() if round is None else round
+    rows = [] if number is None else reader.groups(number)
+    if as_json:
+        print_json({"run": reader.keys.name, "round": number, "groups": rows})
+        return
+    columns = ("id", "state", "attempt", "worker", "update", "samples", "tokens", "reward_mean", "reward_std", "reason")
+    cells = [[row.get(column, "") for column in columns] for row in rows]
+    title = f"{reader.keys.name}, round {number}"
+    console().print(table(title, columns, cells, numbers=("attempt", "update", *columns[5:9])))
+
+
+def show(group: GroupId, run: RunOption = None, bucket: Bucket = "rolloutpipe", as_json: AsJson = False) -> None:
+    """One group: its present state, and its samples when its object is there."""
+    from rolloutpipe_core.cli.connect import reader_of, store_of
+    from rolloutpipe_core.cli.output import console, print_json, table
+    from rolloutpipe_core.domain import parse_group_id
+    from rolloutpipe_core.errors import BadInput, ObjectMissing
+    from rolloutpipe_core.store.groups import decode_group
+
+    parse_group_id(group)
+    reader = reader_of(run)
+    fields = reader.group(group)
+    if not fields:
+        raise BadInput(
+            f"run {reader.keys.name} has no such group",
+            given=group,
+            remedy="`rolloutpipe groups` lists those of a round",
+        )
+    samples: list[Mapping[str, object]] = []
+    if key := fields.get("object"):
+        try:
+            samples = [_sample_row(sample) for sample in decode_group(store_of(bucket).get(key)).samples]
+        except ObjectMissing:
+            typer.echo(f"its object is no longer there: {key}", err=True)
+    if as_json:
+        print_json({"run": reader.keys.name, **fields, "sample_list": samples})
+        return
+    console().print(table(group, ("field", "value"), sorted(fields.items())))
+    if samples:
+        cells = [[str(value) for value in row.values()] for row in samples]
+        console().print(table("samples", list(samples[0]), cells, numbers=list(samples[0])[:5]))
+
+
+def why(group: GroupId, run: RunOption = None, as_json: AsJson = False) -> None:
+    """One group's history in words, with the reason of its end."""
+    from rolloutpipe_core.cli.connect import reader_of
+    from rolloutpipe_core.cli.output import console, print_json
+    from rolloutpipe_core.domain import parse_group_id
+    from rolloutpipe_core.observe.why import group_history, history_view
+
+    parse_group_id(group)
+    history = group_history(reader_of(run).events(), group)
+    if as_json:
+        print_json(history)
+    else:
+        console().print(history_view(history))
+
+
+def audit(run: RunName = None, bucket: Bucket = "rolloutpipe", as_json: AsJson = False) -> None:
+    """Prove from ledger, commits and objects that every group was trained exactly once. Exit 1 when it fails."""
+    from rolloutpipe_core.cli.connect import reader_of, store_of
+    from rolloutpipe_core.cli.output import console, print_json, table
+    from rolloutpipe_core.observe.audit import audit_run
+
+    reader = reader_of(run)
+    result = audit_run(reader, store_of(bucket))
+    facts = result.to_json()
+    if as_json:
+        print_json(facts)
+    else:
+        counts = [(name.replace("_", " "), _count(value)) for name, value in facts.items() if name != "findings"]
+        console().print(table("", ("audit", ""), counts))
+        for finding in result.findings:
+            typer.echo(f"broken: {finding}")
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def timeline(
+    run: RunName = None,
+    round: Round = None,
+    last: Annotated[int, typer.Option(min=1, help="How many rounds up to that one.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Rounds as pictures: what each group and the trainer did when."""
+    from rolloutpipe_core.cli.connect import reader_of
+    from rolloutpipe_core.cli.output import console, print_json
+    from rolloutpipe_core.observe.measures import all_round_metrics
+    from rolloutpipe_core.observe.terminal import round_view
+    from rolloutpipe_core.observe.timeline import Timelines
+
+    lines = Timelines(reader_of(run).events()).rounds()
+    pairs = list(zip(lines, all_round_metrics(lines), strict=True))
+    chosen = [pair for pair in pairs if round is None or pair[0].round <= round][-last:]
+    if as_json:
+        print_json([{"metrics": metrics, "timeline": line} for line, metrics in chosen])
+        return
+    for line, metrics in chosen:
+        console().print(round_view(line, metrics, console().width))
+
+
+def report(
+    run: RunName = None,
+    bucket: Bucket = "rolloutpipe",
+    output: Annotated[Path, typer.Option(help="The page; its JSON is written beside it.")] = Path("report.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Write the run's report: one self-contained page, and the same numbers as JSON (--json: print only these)."""
+    from rolloutpipe_core.cli.connect import reader_of, report_paths, store_of, stored_config
+    from rolloutpipe_core.cli.output import print_json
+    from rolloutpipe_core.observe.report import build_report, report_json, write_report
+    from rolloutpipe_core.observe.timeline import Timelines
+
+    reader = reader_of(run)
+    config = stored_config(store_of(bucket), reader.keys.name)
+    made = build_report(config, Timelines(reader.events()), reader.server_time_ms())
+    if as_json:
+        print_json(report_json(made))
+        return
+    html, data = report_paths(output)
+    write_report(made, html, data)
+    typer.echo(f"{html}, {data}")
+
+
+def metrics(
+    run: RunName = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of /metrics.")] = 9464,
+    address: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+) -> None:
+    """Serve the run's Prometheus metrics until Ctrl-C."""
+    import signal
+
+    from rolloutpipe_core.cli.connect import reader_of
+    from rolloutpipe_core.observe.metrics import serve_metrics
+    from rolloutpipe_core.observe.status import read_status
+
+    reader = reader_of(run)
+    stop = serve_metrics(lambda: read_status(reader), port, address)
+    typer.echo(f"http://{address}:{port}/metrics of run {reader.keys.name}; Ctrl-C ends it")
+    try:
+        signal.pause()
+    finally:
+        stop()
+
+
+def _count(value: object) -> str:
+    """Of a list only its length: rounds may be many."""
+    return str(len(value) if isinstance(value, list) else value)
+
+
+def _sample_row(sample: Sample) -> dict[str, object]:
+    return {
+        "sample": sample.index,
+        "reward": round(float(sample.reward), 4),
+        "advantage": round(float(sample.advantage), 4),
+        "prompt tokens": len(sample.prompt_ids),
+        "response tokens": len(sample.response_ids),
+        "finish": sample.finish_reason.value,
+        "text": sample.text or "",
+    }

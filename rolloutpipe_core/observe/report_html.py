@@ -102,8 +102,8 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         ("reward, last rounds", fixed(last), f"from {fixed(first)}"),
         ("rollout to train end", seconds(_mean([m.rollout_to_train_end_s for m in done])), "mean"),
         ("round period", seconds(_mean([m.round_period_s for m in done])), "mean"),
-        ("waiting ratio, Eq. 4", percent(_mean([m.waiting_ratio_eq4 for m in done])), "mean"),
-        ("waiting ratio, section 5.1", percent(_mean([m.waiting_ratio_s51 for m in done])), "mean"),
+        ("waits, Eq. 4", percent(_mean([m.waiting_ratio_eq4 for m in done])), "mean"),
+        ("waits, section 5.1", percent(_mean([m.waiting_ratio_s51 for m in done])), "mean"),
         ("first dispatch", seconds(_mean([m.first_dispatch_s for m in done])), "mean"),
         ("groups trained", str(sum(m.groups_trained for m in done)), f"{sum(m.updates for m in done)} updates"),
     ]

@@ -34,6 +34,7 @@ class History:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._states: dict[str, GroupState] = {}
 
     def _stamp(self, at_s: float, actor: str) -> tuple[str, int, str]:
         at_ms = T0 + round(at_s * 1000)
@@ -58,8 +59,8 @@ class History:
     def group(
         self, at_s: float, group: str, after: GroupState, attempt: int = 1, reason: str = "", **details: str
     ) -> None:
-        earlier = [e for e in self.events if isinstance(e, GroupMoved) and e.group == group]
-        before = earlier[-1].after if earlier else None
+        before = self._states.get(group)
+        self._states[group] = after
         actor = "trainer-1" if after in (GroupState.CLAIMED, GroupState.TRAINED) else "worker-a"
         stamp = self._stamp(at_s, actor)
         round = parse_group_id(group)[0]

@@ -1,0 +1,54 @@
+"""Proof that every group was trained exactly once, from ledger, commits and objects alone.
+
+chain.py     commits: unbroken, consecutive, no group twice
+objects.py   what they name: there, unaltered, sampled by the round's version
+history.py   the ledger tells the same story, and no version was published without a commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import takewhile
+
+from rolloutpipe_core.domain import WeightVersion, validate_run_name
+from rolloutpipe_core.ledger.events import Event
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.observe.audit.chain import read_chain
+from rolloutpipe_core.observe.audit.history import check_history, check_registry
+from rolloutpipe_core.observe.audit.model import Audit, Finding, Objects
+from rolloutpipe_core.observe.audit.objects import check_groups, check_weights
+
+__all__ = ["Audit", "Finding", "Objects", "audit_history", "audit_run"]
+
+
+def audit_run(reader: LedgerReader, store: Objects, keep_rounds: int | None = None) -> Audit:
+    """Check a run, finished or not, as it stands now. Raises what the ledger or the store raise when they are away.
+
+    `keep_rounds`: only the last so many rounds must still have their objects (None: all of them).
+    """
+    until_ms = reader.server_time_ms()
+    registry = [version for version, _ in reader.versions()]
+    return audit_history(reader.keys.name, store, reader.events(), registry, until_ms, keep_rounds)
+
+
+def audit_history(
+    run: str,
+    store: Objects,
+    events: Iterable[Event],
+    registry: Iterable[WeightVersion],
+    until_ms: int,
+    keep_rounds: int | None = None,
+) -> Audit:
+    """Check events before `until_ms` and a registry read by then against the chain, which may be ahead of them.
+
+    Memory grows with the commits' groups, not with the events. A missing object is a finding, not an error.
+    """
+    audit = Audit(validate_run_name(run))
+    chain = read_chain(store, run, audit)
+    if chain is None:
+        return audit
+    check_groups(store, chain.rounds, keep_rounds, audit)
+    check_weights(store, run, chain.versions, audit)
+    check_history(takewhile(lambda event: event.at_ms < until_ms, events), chain, audit)
+    check_registry(registry, chain, audit)
+    return audit

@@ -1,0 +1,104 @@
+"""The objects that commits name: there, with that hash, and sampled by the version that their round had."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rolloutpipe_core.domain import WeightVersion, parse_group_id
+from rolloutpipe_core.errors import ObjectMissing
+from rolloutpipe_core.observe.audit.model import Audit, CommittedRound, Membership, Objects
+
+
+def check_groups(store: Objects, rounds: Sequence[CommittedRound], keep_rounds: int | None, audit: Audit) -> None:
+    """Read every trained group's object. Only the last `keep_rounds` rounds must still have them (None: all)."""
+    for commit in rounds:
+        must = keep_rounds is None or commit.round >= len(rounds) - keep_rounds
+        present = [_check_group(store, commit, member, must, audit) for member in commit.trained]
+        (audit.rounds_by_object if all(present) else audit.rounds_by_hash).append(commit.round)
+
+
+def check_weights(store: Objects, run: str, versions: Sequence[WeightVersion], audit: Audit) -> None:
+    """The versions' manifests have the versions' hashes. Only the newest must still be there, with all its files."""
+    for version in versions:
+        key = f"runs/{run}/weights/{version.sha[:16]}/manifest.json"
+        try:
+            data = store.get(key)
+        except ObjectMissing:
+            if version == versions[-1]:
+                audit.report("weights-missing", key, f"the newest version {version} has no manifest")
+            audit.manifests_retired += 1
+            continue
+        audit.manifests += 1
+        if hashlib.sha256(data).hexdigest() != version.sha:
+            audit.report("weights-hash", key, f"its bytes are not those of {version}")
+        elif version == versions[-1]:
+            _check_files(store, key, data, audit)
+
+
+def _check_group(store: Objects, commit: CommittedRound, member: Membership, must: bool, audit: Audit) -> bool:
+    """Whether the object was there to be read."""
+    try:
+        data = store.get(member.object)
+    except ObjectMissing:
+        if must:
+            audit.report("object-missing", member.object, f"{member.group} was trained from it")
+        return False
+    found = hashlib.sha256(data).hexdigest()
+    if found != member.sha256:
+        audit.report("object-hash", member.object, f"sha256 {found}, the commit says {member.sha256}")
+        return True
+    try:
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            table = reader.read_all()
+        metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+        contradictions = [*_metadata(commit, member, metadata), *_content(commit, member, table)]
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        audit.report("object-unreadable", member.object, f"{type(error).__name__}: {error}")
+        return True
+    for what in contradictions:
+        audit.report("object-content", member.object, what)
+    return True
+
+
+def _metadata(commit: CommittedRound, member: Membership, metadata: Mapping[str, str]) -> Iterator[str]:
+    expected = {
+        "run": commit.run,
+        "lineage": str(commit.lineage),
+        "round": str(commit.round),
+        "group": str(parse_group_id(member.group)[1]),
+        "attempt": str(member.attempt),
+        "weight_version": str(commit.sampled.number),
+        "weight_sha": commit.sampled.sha,
+    }
+    for name, value in expected.items():
+        if metadata.get(name) != value:
+            yield f"{name} is {metadata.get(name)}, the chain says {value}"
+
+
+def _content(commit: CommittedRound, member: Membership, table: pa.Table) -> Iterator[str]:
+    """Rows, tokens, and the version of every token."""
+    if table.num_rows != member.samples:
+        yield f"{table.num_rows} samples, the commit says {member.samples}"
+    lengths = [pc.sum(pc.list_value_length(table[name])).as_py() for name in ("prompt_ids", "response_ids")]
+    if sum(length or 0 for length in lengths) != member.tokens:
+        yield f"{lengths} prompt and response tokens, the commit says {member.tokens} together"
+    spans = pc.list_flatten(table["weight_version_spans"]).to_pylist()
+    versions = {WeightVersion(span["version"], span["sha"]) for span in spans}
+    if versions != {commit.sampled}:
+        yield f"its tokens were sampled by {sorted(map(str, versions))}, the round by {commit.sampled}"
+
+
+def _check_files(store: Objects, key: str, data: bytes, audit: Audit) -> None:
+    """Every file that the manifest names is there."""
+    folder = key.removesuffix("manifest.json")
+    there = {entry.key.removeprefix(folder) for entry in store.list(folder)}
+    manifest: Mapping[str, Any] = json.loads(data)
+    for name in manifest["files"]:
+        if name not in there:
+            audit.report("weights-missing", folder + name, "the newest version's manifest names it")

@@ -13,7 +13,8 @@ RolloutPipeError
 ├── CommitLost            (caught) another trainer's commit won; adopt and reload
 ├── ObjectMissing         (caught) a key that should exist does not
 ├── Damaged               (caught) proven damage of a group; the gate rejects it
-└── EngineFailure         (caught) the engine broke; the group is retried, then failed
+├── EngineFailure         (caught) the engine broke; the group is retried, then failed
+└── VerifierFailure       (caught) the verifier's workers broke; the group is retried, then failed
 """
 
 from __future__ import annotations
@@ -96,4 +97,8 @@ class Damaged(RolloutPipeError):
 
 
 class EngineFailure(RolloutPipeError):
+    pass
+
+
+class VerifierFailure(RolloutPipeError):
     pass

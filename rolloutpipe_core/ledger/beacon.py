@@ -50,6 +50,7 @@ class Beacon:
         self._heartbeat_s = heartbeat_s
         self._token: tuple[int, str] | None = None
         self._doing = "starting"
+        self._outage = ""
         self._waits: list[Waiting] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
@@ -74,6 +75,10 @@ class Beacon:
         """Say what the service works on; shown until the next call."""
         self._doing = what
 
+    def outage(self, reason: str) -> None:
+        """An `on_wait` callback: Redis or the store is away ('' = back again)."""
+        self._outage = reason
+
     @contextmanager
     def waiting(self, what: str, deadline_s: float) -> Iterator[Waiting]:
         """Show a wait while the block runs."""
@@ -90,7 +95,7 @@ class Beacon:
         fields = {
             **self._identity,
             "doing": self._doing,
-            "waiting_for": wait.what if wait else "",
+            "waiting_for": self._outage or (wait.what if wait else ""),
             "waiting_since_ms": wait.since_ms if wait else "",
             "deadline_ms": wait.deadline_ms if wait else "",
         }

@@ -68,9 +68,10 @@ class LedgerReader:
         entries = self._read("xrange", self.keys.weights, "-", "+")
         return [(WeightVersion(int(fields["number"]), fields["sha"]), fields) for _, fields in entries]
 
-    def latest_version(self) -> tuple[WeightVersion, dict[str, str]] | None:
+    def latest_version(self) -> tuple[WeightVersion, str] | None:
+        """The newest published version and its registry entry's stream id."""
         entries = self._read("xrevrange", self.keys.weights, "+", "-", 1)
-        return next(((WeightVersion(int(f["number"]), f["sha"]), f) for _, f in entries), None)
+        return next(((WeightVersion(int(f["number"]), f["sha"]), id) for id, f in entries), None)
 
     def wait_for_version(self, after: str, timeout_ms: int) -> None:
         """Return when the registry has an entry behind the stream id `after`, or after the time-out."""

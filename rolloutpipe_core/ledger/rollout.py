@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion
@@ -109,7 +109,7 @@ class RolloutLedger:
         fields = reference_fields(ref, response_tokens, longest_response)
         self.client.call("announce", self._keys.of_group(lease.group), [*lease.token, *fields])
 
-    def filtered(self, lease: Lease, reason: str, statistics: dict[str, object]) -> None:
+    def filtered(self, lease: Lease, reason: str, statistics: Mapping[str, object]) -> None:
         """End a materialized group unused. Raises Fenced when the lease was lost."""
         fields = [part for pair in statistics.items() for part in pair]
         states = [GroupState.MATERIALIZED, GroupState.FILTERED]

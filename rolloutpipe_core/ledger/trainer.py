@@ -6,10 +6,12 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rolloutpipe_core.domain import GroupRef, GroupState
+from rolloutpipe_core.domain import GroupRef
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.records import parse_reference
+from rolloutpipe_core.store.commits import Commit, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +57,12 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedGroup:
-    """A group as a commit holds it."""
+class CurrentGroup:
+    """What a group's hash says now, as far as an announcement is judged by it."""
 
-    group: str
+    state: str
     attempt: int
-    update: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndedGroup:
-    group: str
-    state: GroupState
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A commit, as Redis needs to know it."""
-
-    round: int
-    version: int
-    sha: str
-    object: str
-    commit: str
-    commit_sha: str
-    lineage: int
-    trained: tuple[TrainedGroup, ...]
-    ended: tuple[EndedGroup, ...]
+    entry: str  # its current announcement
 
 
 class TrainerLedger:
@@ -112,6 +91,13 @@ class TrainerLedger:
         self.client.patiently(
             lambda: self.client.redis.xread({self._keys.fifo: after}, count=1, block=timeout_ms), "XREAD of the FIFO"
         )
+
+    def current(self, group: str) -> CurrentGroup:
+        """The group as it is now; an empty state when there is none."""
+        fields = ["state", "attempt", "entry"]
+        key = self._keys.group(group)
+        found: Any = self.client.patiently(lambda: self.client.redis.hmget(key, fields), f"HMGET of {group}")
+        return CurrentGroup(found[0] or "", int(found[1] or 0), found[2] or "")
 
     def assign(self, ref: GroupRef, update: int, index: int) -> None:
         """Record the group's place in an update, before it is accumulated."""
@@ -161,15 +147,23 @@ class TrainerLedger:
         """Every group of the round was consumed. Raises LedgerRefused when a rejection has reopened it."""
         self.client.call("trained", self._keys.of_round(round), [*self.epoch.token, updates])
 
-    def publish(self, publication: Publication) -> None:
-        """Apply a commit that is in the chain; a repeat changes nothing."""
-        p = publication
-        groups = [*(group.group for group in p.trained), *(group.group for group in p.ended)]
-        keys = [*self._keys.of_round(p.round), *map(self._keys.group, groups), self._keys.weights]
-        facts = [p.round, p.version, p.sha, p.object, p.commit, p.commit_sha, len(p.trained), p.lineage]
-        trained = [part for g in p.trained for part in (g.group, g.attempt, g.update, g.index)]
-        ended = [part for g in p.ended for part in (g.group, g.state, g.reason, "")]
-        self.client.call("publish", keys, [*self.epoch.token, *facts, *trained, *ended])
+    def publish(self, link: Link, weights_object: str) -> None:
+        """Apply a commit that stands in the chain: registry entry, groups trained or ended, entries acknowledged."""
+        commit = link.commit
+        assert isinstance(commit, Commit)
+        version = commit.version
+        names = [group.group for group in commit.groups] + [group.group for group in commit.ended]
+        keys = [*self._keys.of_round(commit.round), *map(self._keys.group, names), self._keys.weights]
+        facts = [commit.round, version.number, version.sha, weights_object, link.key, link.sha256]
+        trained = [
+            part
+            for update in commit.updates
+            for place, group in enumerate(update.groups)
+            for part in (group.group, group.attempt, update.index, place)
+        ]
+        ended = [part for group in commit.ended for part in (group.group, group.state, group.reason, "")]
+        args = [*self.epoch.token, *facts, len(commit.groups), commit.lineage, *trained, *ended]
+        self.client.call("publish", keys, args)
 
     def stop(self, reason: str) -> None:
         """Stop the run for good: no round is opened any more."""

@@ -74,6 +74,11 @@ class EndedGroup(Part):
     reason: str
 
 
+class Checkpoint(Part):
+    prefix: str
+    manifest_sha: Sha
+
+
 class Stored(Part):
     schema_version: Literal[1] = 1
     run: str
@@ -111,8 +116,8 @@ class Commit(Stored):
     cohort_sha: Sha
     cursor: Count
     """Prompts taken from the seeded sequence up to the round's end."""
-    checkpoint: str | None
-    """Prefix of the trainer's state after the round; null when this round wrote none."""
+    checkpoint: Checkpoint | None
+    """The trainer's state after the round; null when this round wrote none."""
     metrics: dict[str, float | None] = {}
     """As reported, null where a number was not finite (see `finite`)."""
 
@@ -200,6 +205,10 @@ class CommitChain:
         commit, link = self._read_commit(rounds[-1])
         self._check_link(commit)
         return link
+
+    def genesis(self) -> Link:
+        """The first link. Raises ObjectMissing before the run is prepared."""
+        return self._read_genesis()
 
     def read(self) -> list[Link]:
         """The whole chain from the genesis on, every link verified. Raises Damaged with the place of a break."""

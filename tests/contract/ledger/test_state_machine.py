@@ -21,14 +21,8 @@ from rolloutpipe_core.ledger.events import GroupMoved
 from rolloutpipe_core.ledger.keys import RunKeys
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger
-from rolloutpipe_core.ledger.trainer import (
-    Announced,
-    Drained,
-    EndedGroup,
-    Publication,
-    TrainedGroup,
-    TrainerLedger,
-)
+from rolloutpipe_core.ledger.trainer import Announced, Drained, TrainerLedger
+from rolloutpipe_core.store.commits import Commit, EndedGroup, Link, Previous, TrainedGroup, TrainedUpdate, TrainerEpoch
 
 GROUPS, PER_UPDATE, MAX_ATTEMPTS, MAX_REJECTIONS, WIDTH = 4, 2, 3, 1, 2
 VERSION = WeightVersion(0, "a" * 64)
@@ -336,14 +330,42 @@ def settle(worker: RolloutLedger, trainer: TrainerLedger, reaper: RolloutLedger,
     trainer.trained(0, int(machine.reader.round_state(0)["updates_sealed"]))
     rows = machine.reader.groups(0)
     claimed = [row for row in rows if row["state"] == GroupState.CLAIMED]
-    members = [TrainedGroup(r["id"], int(r["attempt"]), int(r["update"]), int(r["update_index"])) for r in claimed]
-    assert len({(member.update, member.index) for member in members}) == len(members), "one place, one group"
-    ended = [EndedGroup(r["id"], GroupState(r["state"]), r["reason"]) for r in rows if r not in claimed]
-    commit = Publication(0, NEXT.number, NEXT.sha, "object", "c0", "sha", 1, tuple(members), tuple(ended))
-    trainer.publish(commit)
+    places = {(int(row["update"]), int(row["update_index"])): row for row in claimed}
+    assert len(places) == len(claimed), "one place, one group"
+    link = Link("commits/c000000.json", "d" * 64, commit_of(places, [row for row in rows if row not in claimed]))
+    trainer.publish(link, "object")
     then = machine.snapshot()
-    trainer.publish(commit)
+    trainer.publish(link, "object")
     assert machine.snapshot() == then
+
+
+def commit_of(places: dict[tuple[int, int], dict[str, str]], ended: list[dict[str, str]]) -> Commit:
+    updates = []
+    for update in sorted({update for update, _ in places}):
+        rows = [places[place] for place in sorted(places) if place[0] == update]
+        groups = tuple(
+            TrainedGroup(
+                group=row["id"], attempt=int(row["attempt"]), object="o", sha256="e" * 64, samples=2, tokens=10
+            )
+            for row in rows
+        )
+        count = len(groups)
+        updates.append(TrainedUpdate(index=update, samples=2 * count, tokens=10 * count, groups=groups))
+    return Commit(
+        run="machine",
+        lineage=1,
+        weights_sha=NEXT.sha,
+        data_fingerprint="data",
+        config_sha="c" * 64,
+        previous=Previous(key="genesis", sha256="f" * 64),
+        trainer_epoch=TrainerEpoch(number=1, nonce="n"),
+        round=0,
+        updates=tuple(updates),
+        ended=tuple(EndedGroup(group=row["id"], state=row["state"], reason=row["reason"]) for row in ended),
+        cohort_sha="0" * 64,
+        cursor=GROUPS,
+        checkpoint=None,
+    )
 
 
 def test_any_interleaving_settles_and_old_tokens_change_nothing(redis_client: redis.Redis) -> None:

@@ -1,0 +1,71 @@
+"""`python -m rolloutpipe_components.rollout CONFIG [--set key=value] [--name NAME]`: one rollout worker."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from rolloutpipe_core.service import CACHE, Service, Terminated, run_service
+
+if TYPE_CHECKING:
+    from .service import RolloutService
+
+
+def main(service: Service) -> None:
+    """Prepare the run, then serve its rounds."""
+    from rolloutpipe_core.data.load import load_prompts
+    from rolloutpipe_core.data.models import resolve_model
+    from rolloutpipe_core.ledger.beacon import Beacon
+    from rolloutpipe_core.ledger.rollout import RolloutLedger
+    from rolloutpipe_core.preparation import check_not_ahead, prepare_run, register_run
+    from rolloutpipe_core.rewards.pool import VerifierPool
+    from rolloutpipe_core.store.cache import DirectoryCache
+
+    config, client = service.config, service.client
+    prompts, model = load_prompts(config.data), resolve_model(config.model.path)
+
+    def restore() -> None:
+        head = prepare_run(config, model, prompts.fingerprint, service.store)
+        register_run(client, head, service.name)
+        check_not_ahead(service.reader, head)
+
+    from .engines.torch import TorchEngine
+    from .group import GroupServer
+    from .service import RolloutParts, RolloutService
+    from .tokenize import PromptTokenizer
+
+    with Beacon(client, "rollout", service.name, config.leases.heartbeat_s) as beacon, DirectoryCache(CACHE) as cache:
+        beacon.doing(f"preparing run {config.run}")
+        restore()
+        # The nonce keeps two workers of one name apart: leases are compared with it.
+        worker = f"{service.name}-{secrets.token_hex(3)}"
+        ledger = RolloutLedger(client, worker, config.leases.lease_s, config.leases.max_attempts)
+        tokenizer = PromptTokenizer(model, config.data)
+        engine = TorchEngine(config.engine, config.model)
+        verifiers = VerifierPool(config.rewards)
+        groups = GroupServer(config, ledger, service.store, engine, verifiers, tokenizer)
+        parts = RolloutParts(
+            config, ledger, service.reader, service.store, engine, groups, prompts, beacon, cache, restore
+        )
+        asyncio.run(_serve(RolloutService(parts)))
+
+
+async def _serve(rollout: RolloutService) -> None:
+    """Run the service; SIGTERM cancels it, so that it hands its groups back."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        async with rollout.parts.groups.verifiers:
+            await rollout.run()
+    except asyncio.CancelledError:
+        raise Terminated from None
+    finally:
+        await rollout.parts.engine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_service("rollout", main))

@@ -1,0 +1,105 @@
+"""One attempt of one group, from its prompt to its announcement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.domain import Group, Prompt, parse_group_id
+from rolloutpipe_core.errors import EngineFailure
+from rolloutpipe_core.gate import Expectation, why_rejected
+from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger
+from rolloutpipe_core.noise import sample_seed
+from rolloutpipe_core.rewards.pool import VerifierPool
+from rolloutpipe_core.store.groups import encode_group, reference_of
+from rolloutpipe_core.store.objects import ObjectStore
+
+from .engine import Engine
+from .materialize import GroupIdentity, materialize
+from .tokenize import PromptTokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWork:
+    """A round as a worker serves it."""
+
+    cohort: Cohort
+    prompts: tuple[Prompt, ...]  # [R], in submission order
+
+
+@dataclass(frozen=True, slots=True)
+class GroupServer:
+    """Serves groups with the engine's present weights. One instance serves any number of groups at once."""
+
+    config: RunConfig
+    ledger: RolloutLedger
+    store: ObjectStore
+    engine: Engine
+    verifiers: VerifierPool
+    tokenizer: PromptTokenizer
+
+    async def serve(self, work: RoundWork, lease: Lease, serving_complete: Callable[[], None]) -> None:
+        """Generate, score, materialize, upload, announce. `serving_complete` is called when the frontier's slot frees.
+
+        Raises Fenced or LedgerRefused when the lease was lost, EngineFailure or VerifierFailure when the attempt
+        failed.
+        """
+        schedule, sampling = self.config.schedule, self.config.sampling
+        _, index = parse_group_id(lease.group)
+        prompt = work.prompts[index]
+        prompt_ids = self.tokenizer.encode(prompt)
+        places = range(schedule.samples_per_group)
+        seeds = [sample_seed(self.config.seed, work.cohort.round, index, place) for place in places]
+        answer = self.engine.generate(prompt_ids, sampling, seeds, priority=index)
+        completions = await within(self.config.deadlines.engine_s, answer, f"the engine's answer for {lease.group}")
+        self.ledger.serving_complete(lease)
+        serving_complete()
+
+        texts = [self.tokenizer.decode(completion.response_ids) for completion in completions]
+        scores = await self.verifiers.score(prompt, texts)
+        identity = self._identity(work.cohort, lease, index, prompt)
+        loss = self.config.loss
+        group, statistics = materialize(identity, prompt_ids, completions, texts, scores, loss.kind, loss.advantage_eps)
+        self.ledger.materialized(lease)
+        lengths = [len(sample.response_ids) for sample in group.samples]
+        if statistics.zero_variance and schedule.zero_variance == "drop":
+            facts = {"reward_mean": statistics.mean, "reward_std": 0, "response_tokens": sum(lengths)}
+            self.ledger.filtered(lease, "zero variance of rewards", facts)
+            return
+        await self._hand_over(work.cohort, lease, group, lengths)
+
+    async def _hand_over(self, cohort: Cohort, lease: Lease, group: Group, lengths: list[int]) -> None:
+        """Upload, then announce; what would not pass the trainer's gate is not published."""
+        data = encode_group(group)
+        ref = reference_of(group, data)
+        size = self.config.schedule.samples_per_group
+        expected = Expectation(self.config.run, cohort.lineage, cohort.version, size, lease.attempt)
+        reason = why_rejected(group, ref, expected)
+        if reason is not None:
+            raise EngineFailure("the engine's answer would not pass the gate", given=reason)
+        await asyncio.to_thread(self.store.put, ref.object, data)
+        self.ledger.announce(lease, ref, sum(lengths), max(lengths))
+
+    def _identity(self, cohort: Cohort, lease: Lease, index: int, prompt: Prompt) -> GroupIdentity:
+        return GroupIdentity(
+            run=self.config.run,
+            lineage=cohort.lineage,
+            round=cohort.round,
+            index=index,
+            attempt=lease.attempt,
+            version=cohort.version,
+            prompt_id=prompt.id,
+        )
+
+
+async def within(deadline_s: float, call: Awaitable[T], what: str) -> T:
+    """An engine call with its deadline: missing it is the engine's failure, and the group is tried again."""
+    try:
+        return await asyncio.wait_for(call, deadline_s)
+    except TimeoutError:
+        raise EngineFailure(f"waited {deadline_s:g} s for {what}", remedy="raise deadlines.engine_s") from None

@@ -1,0 +1,41 @@
+"""`python -m rolloutpipe_components.trainer CONFIG [--set key=value] [--name NAME]`: the trainer of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rolloutpipe_core.service import CACHE, Service, run_service
+
+from .trainer import Trainer
+
+
+def main(service: Service) -> None:
+    """Train the run's rounds."""
+    from rolloutpipe_core.ledger.beacon import Beacon
+    from rolloutpipe_core.store.commits import CommitChain
+
+    from .backends.torch import TorchTrainer
+    from .service import TrainerParts, TrainerService
+
+    config = service.config
+
+    def make_trainer(directory: Path, reference: Path | None) -> Trainer:
+        return TorchTrainer(
+            directory,
+            model=config.model,
+            loss=config.loss,
+            optimizer=config.optimizer,
+            trainer=config.trainer,
+            sampling=config.sampling,
+            reference=reference,
+        )
+
+    with Beacon(service.client, "trainer", service.name, config.leases.heartbeat_s) as beacon:
+        chain = CommitChain(service.store, config.run)
+        parts = TrainerParts(config, service.client, service.reader, service.store, chain, make_trainer, beacon, CACHE)
+        TrainerService(parts).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_service("trainer", main))

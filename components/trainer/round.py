@@ -1,0 +1,209 @@
+"""One round of training: groups become updates as they arrive; the loop is the paper's CGP (and the other schedules).
+
+    recorded assignments (after a restart) ──┐
+                                             ├──> assign ──> accumulate … ──> seal ──> step ──┐
+    ready groups from the intake ────────────┘         ^                                      │
+                                                       └────────── next update ───────────────┘
+
+It waits for ready groups only (deadline group_s, counted from the last sign of life of rollout).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.domain import ENDED_STATES, GroupRef, GroupState
+from rolloutpipe_core.errors import Damaged, ObjectMissing
+from rolloutpipe_core.gate import why_rejected
+from rolloutpipe_core.ledger.beacon import Beacon
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.ledger.records import parse_reference
+from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.schedule import Finish, ReadyGroup, Step, Take, TrainerView, Wait, next_action
+from rolloutpipe_core.store.objects import ObjectStore
+
+from .intake import Intake, Ready, RoundFacts, fetch_group
+from .stopwatch import Stopwatch
+from .trainer import Trainer
+
+log = logging.getLogger("rolloutpipe.trainer")
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedUpdate:
+    """An update as it was stepped."""
+
+    index: int
+    members: tuple[GroupRef, ...]
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the ledger already holds of this round: assignments by update, and how many updates are sealed."""
+
+    members: dict[int, list[GroupRef]] = field(default_factory=dict)
+    sealed: int = 0
+
+    @classmethod
+    def of(cls, reader: LedgerReader, round: int) -> Recorded:
+        recorded = cls(sealed=int(reader.round_state(round).get("updates_sealed", 0)))
+        claimed = [row for row in reader.groups(round) if row["state"] == GroupState.CLAIMED]
+        for row in sorted(claimed, key=lambda row: (int(row["update"]), int(row["update_index"]))):
+            recorded.members.setdefault(int(row["update"]), []).append(parse_reference(row))
+        return recorded
+
+
+class RoundTraining:
+    """Trains one round, from its first group to its last step. Used once."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        facts: RoundFacts,
+        trainer: Trainer,
+        ledger: TrainerLedger,
+        reader: LedgerReader,
+        store: ObjectStore,
+        intake: Intake,
+        beacon: Beacon,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.config = config
+        self.facts = facts
+        self.trainer = trainer
+        self.ledger = ledger
+        self.reader = reader
+        self.store = store
+        self.intake = intake
+        self.beacon = beacon
+        self.stopwatch = stopwatch
+        self._ready: dict[int, Ready] = {}
+        self._generation = int(reader.round_state(facts.round).get("generation", 1))
+
+    def run(self) -> list[TrainedUpdate]:
+        """All updates of the round, in order.
+
+        Raises DeadlineExceeded when groups stop coming, Fenced or LedgerRefused when the ledger moved on without us,
+        Damaged when a recorded assignment can't be replayed (its assignments are then taken back).
+        """
+        recorded = Recorded.of(self.reader, self.facts.round)
+        self.trainer.begin_round()
+        updates: list[TrainedUpdate] = []
+        while (update := self._update(len(updates), recorded)) is not None:
+            updates.append(update)
+        return updates
+
+    def _update(self, index: int, recorded: Recorded) -> TrainedUpdate | None:
+        """One update; None when the round has no more groups."""
+        self.beacon.doing(f"training round {self.facts.round}, update {index}")
+        self.stopwatch.reset()
+        self.trainer.begin_update(index)
+        members = self._replay(recorded.members.get(index, []))
+        if index < recorded.sealed:
+            return self._step(index, members, replay=True)
+        while True:
+            action = next_action(self._view(len(members)), self.config.schedule, self.config.trainer.microbatch_tokens)
+            match action:
+                case Take(indices):
+                    members += self._take(index, len(members), [self._ready.pop(place) for place in indices])
+                case Step():
+                    return self._step(index, members, replay=False)
+                case Wait(reason):
+                    self._wait(f"round {self.facts.round}: {reason}", len(members))
+                case Finish():
+                    return None
+
+    def _view(self, accumulated: int) -> TrainerView:
+        for verdict in self.intake.collect(self.facts):
+            if isinstance(verdict, Ready):
+                self._ready[verdict.ref.index] = verdict
+            else:
+                self._generation = max(self._generation, verdict)
+        return TrainerView(
+            ready=tuple(ReadyGroup(index, ready.ref.tokens) for index, ready in self._ready.items()),
+            accumulated=accumulated,
+            drained=self.intake.drained_generation(self.facts.round) >= self._generation,
+            arriving=self.intake.arriving,
+            outstanding=self._outstanding() if self.config.schedule.order == "submission" else frozenset(),
+        )
+
+    def _outstanding(self) -> frozenset[int]:
+        """Submission orders that will still be trained, or may be."""
+        behind = {GroupState.CLAIMED, GroupState.TRAINED, *ENDED_STATES}
+        return frozenset(
+            int(row["index"]) for row in self.reader.groups(self.facts.round) if row["state"] not in behind
+        )
+
+    def _take(self, update: int, place: int, taken: Sequence[Ready]) -> list[GroupRef]:
+        for offset, ready in enumerate(taken):
+            self.ledger.assign(ready.ref, update, place + offset)
+        with self.stopwatch.busy():
+            self.trainer.accumulate([ready.group for ready in taken])
+        return [ready.ref for ready in taken]
+
+    def _replay(self, refs: Sequence[GroupRef]) -> list[GroupRef]:
+        """Accumulate what was assigned to this update before a restart, in the recorded order."""
+        for ref in refs:
+            try:
+                group = fetch_group(self.store, ref)
+                reason = why_rejected(group, ref, self.facts.expectation(ref.attempt))
+            except (Damaged, ObjectMissing) as error:
+                reason = str(error)
+            if reason is not None:
+                self._unassign(f"recorded assignment of {ref.group} can't be replayed: {reason}")
+            with self.stopwatch.busy():
+                self.trainer.accumulate([group])
+        return list(refs)
+
+    def _unassign(self, reason: str) -> None:
+        claimed = [row["id"] for row in self.reader.groups(self.facts.round) if row["state"] == GroupState.CLAIMED]
+        self.ledger.unassign(self.facts.round, claimed, reason)
+        raise Damaged(reason)
+
+    def _step(self, index: int, members: Sequence[GroupRef], replay: bool) -> TrainedUpdate:
+        samples, tokens = sum(ref.samples for ref in members), sum(ref.tokens for ref in members)
+        self.ledger.seal(self.facts.round, index, len(members), samples, tokens)
+        with self.stopwatch.busy():
+            result = self.trainer.step()
+        if result.skipped:
+            log.warning("round %d, update %d: gradient not finite, step skipped", self.facts.round, index)
+        watch = self.stopwatch
+        self.ledger.stepped(
+            self.facts.round, index, result.skipped, replay, watch.busy_ms, watch.blocked_ms, result.metrics
+        )
+        return TrainedUpdate(index, tuple(members), dict(result.metrics))
+
+    def _wait(self, what: str, accumulated: int) -> None:
+        """Wait until the next action may differ; past group_s without a sign of life from rollout, give up."""
+        with self.beacon.waiting(what, self.config.deadlines.group_s) as wait:
+            seen = self.intake.seen
+            while True:
+                arriving = self.intake.arriving
+                with self.stopwatch.blocked(counts=arriving > 0):
+                    self.intake.wait(POLL_S)
+                if self.beacon.fenced is not None:
+                    raise self.beacon.fenced
+                if self.intake.seen != seen or self.intake.arriving != arriving or self._may_act(accumulated):
+                    return
+                wait.check(self._rollout_seen())
+
+    def _may_act(self, accumulated: int) -> bool:
+        """Only `submission` order can move on without a FIFO entry: the head of the line has ended."""
+        if self.config.schedule.order != "submission":
+            return False
+        action = next_action(self._view(accumulated), self.config.schedule, self.config.trainer.microbatch_tokens)
+        return not isinstance(action, Wait)
+
+    def _rollout_seen(self) -> str:
+        round = self.reader.round_state(self.facts.round)
+        counts = {state: int(round.get(f"n_{state}", 0)) for state in GroupState}
+        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        workers = [row["name"] for row in self.reader.services() if row.get("role") == "rollout"]
+        alive = f"rollout workers alive: {', '.join(workers)}" if workers else "no rollout worker is alive"
+        return f"{alive}; groups: {told or 'none opened'}"

@@ -1,0 +1,165 @@
+"""The trainer service: consumes each round's groups, steps, and publishes the next version by a commit.
+
+    take the role (fences predecessors) ──> reconcile Redis from the commit chain ──> load weights and optimizer
+        └──> per round: RoundTraining (updates as groups arrive) ──> RoundCommitter (weights, commit, publish)
+
+It waits for: the run's genesis (partner_s), groups (group_s), Redis and the store (their deadlines). A commit that
+another trainer won, or a Redis that went back in time, makes it start over from the chain's head.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolloutpipe_core.clock import ServerClock
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.errors import CommitLost, Damaged, Fenced, LedgerRefused, RolloutPipeError
+from rolloutpipe_core.ledger.beacon import Beacon
+from rolloutpipe_core.ledger.client import LedgerClient
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run
+from rolloutpipe_core.store.cache import DirectoryCache
+from rolloutpipe_core.store.checkpoints import download_checkpoint
+from rolloutpipe_core.store.commits import Commit, CommitChain, Link
+from rolloutpipe_core.store.objects import ObjectStore
+from rolloutpipe_core.store.weights import fetch_weights
+
+from .commit import RoundCommitter
+from .intake import Intake, RoundFacts
+from .round import RoundTraining
+from .stopwatch import Stopwatch
+from .trainer import Trainer
+
+log = logging.getLogger("rolloutpipe.trainer")
+
+MOST_RECOVERIES = 5
+"""Starts over without a commit in between, after which the cause is reported instead."""
+
+MakeTrainer = Callable[[Path, Path | None], Trainer]
+"""(folder with the weights to start from, folder with version 0 for the KL reference or None) -> trainer"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """What the service is made of."""
+
+    config: RunConfig
+    client: LedgerClient
+    reader: LedgerReader
+    store: ObjectStore
+    chain: CommitChain
+    make_trainer: MakeTrainer
+    beacon: Beacon
+    cache: Path  # folder of downloaded weights, shared by the node's services
+
+
+class TrainerService:
+    """The one trainer of a run; a later incarnation fences this one off."""
+
+    def __init__(self, parts: TrainerParts) -> None:
+        self.parts = parts
+        self._epoch = 0
+        self._recoveries = 0
+
+    def run(self) -> None:
+        """Train until the run has all its versions. Raises what ended it otherwise."""
+        while True:
+            try:
+                self._incarnation()
+                return
+            except (CommitLost, Damaged, LedgerRefused) as error:
+                self._start_over(error)
+            except Fenced as error:
+                if not self._forgotten():
+                    raise
+                self._start_over(error)
+
+    def _incarnation(self) -> None:
+        """Take over at the chain's head, and train from there to the end."""
+        parts, config = self.parts, self.parts.config
+        head = self._head()
+        check_belongs(config, head)
+        register_run(parts.client, head, "trainer")
+        check_not_ahead(parts.reader, head)
+        ledger = self._take_role(head)
+        committer = RoundCommitter(config.run, config.schedule, parts.store, parts.chain, parts.reader, ledger)
+        for link in missing_commits(parts.chain, parts.reader, head):
+            committer.publish(link)
+        trainer, vocabulary = self._load(head)
+        stopwatch = Stopwatch(ServerClock(parts.client.server_time_ms))
+        with Intake(ledger, parts.store, config.leases.max_rejections) as intake:
+            while head.next_round < config.schedule.rounds:
+                facts = self._facts(head, vocabulary)
+                training = RoundTraining(
+                    config, facts, trainer, ledger, parts.reader, parts.store, intake, parts.beacon, stopwatch
+                )
+                updates = training.run()
+                ledger.trained(facts.round, len(updates))
+                parts.beacon.doing(f"publishing version {facts.round + 1}")
+                head = committer.commit(head, trainer, updates)
+                intake.acknowledge_markers(facts.round)
+                self._recoveries = 0
+                log.info("version %d is out after %d updates", head.commit.version.number, len(updates))
+
+    def _head(self) -> Link:
+        """The chain's head; waits for the rollout side to prepare a new run."""
+        with self.parts.beacon.waiting("the run's genesis commit", self.parts.config.deadlines.partner_s) as wait:
+            while (head := self.parts.chain.head()) is None:
+                wait.check("rollout has not prepared the run")
+                time.sleep(0.2)
+        return head
+
+    def _take_role(self, head: Link) -> TrainerLedger:
+        """Fence off every predecessor; numbers start above both Redis's and the chain's."""
+        floor = head.commit.trainer_epoch.number if isinstance(head.commit, Commit) else 0
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        ledger = TrainerLedger.take_role(self.parts.client, owner, floor)
+        self._epoch = ledger.epoch.number
+        self.parts.beacon.carry(ledger.epoch.number, ledger.epoch.nonce)
+        return ledger
+
+    def _facts(self, head: Link, vocabulary: int) -> RoundFacts:
+        return RoundFacts(
+            run=self.parts.config.run,
+            lineage=head.commit.lineage,
+            round=head.next_round,
+            version=head.commit.version,
+            samples_per_group=self.parts.config.schedule.samples_per_group,
+            vocabulary=vocabulary,
+        )
+
+    def _load(self, head: Link) -> tuple[Trainer, int]:
+        """The trainer as it was at the head, and the size of its vocabulary."""
+        parts, run, commit = self.parts, self.parts.config.run, head.commit
+        parts.beacon.doing(f"loading {commit.version}")
+        with DirectoryCache(parts.cache) as first, DirectoryCache(parts.cache) as present:
+            reference = None
+            if parts.config.loss.kl_coefficient > 0:
+                reference = fetch_weights(parts.store, run, parts.chain.genesis().commit.weights_sha, first)
+            weights = fetch_weights(parts.store, run, commit.weights_sha, present)
+            trainer = parts.make_trainer(weights, reference)
+            vocabulary = int(json.loads((weights / "config.json").read_text())["vocab_size"])
+        if isinstance(commit, Commit) and commit.checkpoint is not None:
+            with tempfile.TemporaryDirectory(prefix="rolloutpipe-") as folder:
+                download_checkpoint(parts.store, commit.checkpoint, Path(folder))
+                trainer.load(Path(folder))
+        return trainer, vocabulary
+
+    def _forgotten(self) -> bool:
+        """Whether Redis lost our epoch (it went back in time) rather than gave the role to another trainer."""
+        return int(self.parts.reader.run_state().get("trainer_epoch", 0)) < self._epoch
+
+    def _start_over(self, error: RolloutPipeError) -> None:
+        self._recoveries += 1
+        if self._recoveries > MOST_RECOVERIES:
+            raise error
+        log.warning("starting over from the last commit: %s", error)

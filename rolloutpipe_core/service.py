@@ -1,0 +1,100 @@
+"""The frame of a service process: arguments, configuration, log, and how it ends.
+
+`python -m MODULE CONFIG [--set key=value] --name NAME`: the configuration is parsed before anything heavy is imported.
+It ends with 0 when the run is complete, else with the error's exit code and its reason on the last line of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rolloutpipe_core.config.checks import require_consistent
+from rolloutpipe_core.config.connections import Connections
+from rolloutpipe_core.config.load import load_config
+from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.errors import RolloutPipeError
+from rolloutpipe_core.ledger.client import LedgerClient
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.local.state import STATE_FOLDER
+from rolloutpipe_core.store.objects import ObjectStore
+from rolloutpipe_core.store.probe import probe_store
+
+TERMINATED = 128 + signal.SIGTERM
+CACHE = Path(STATE_FOLDER) / "cache"
+"""Downloaded weights, shared by the services of this folder."""
+
+log = logging.getLogger("rolloutpipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What every service process has."""
+
+    config: RunConfig
+    name: str
+    client: LedgerClient
+    reader: LedgerReader
+    store: ObjectStore
+
+
+def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[str] | None = None) -> int:
+    """Parse, connect, check the store's promise, call `main`; returns the exit code."""
+    options = _parse(role, arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        config = load_config(options.config, options.set)
+        require_consistent(config)
+        service = connect(config, options.name, Connections.read())
+        probe_store(service.store)
+        main(service)
+    except RolloutPipeError as error:
+        log.error("%s %s ends: %s", role, options.name, error)
+        return error.exit_code
+    except (KeyboardInterrupt, Terminated):
+        log.info("%s %s was told to stop", role, options.name)
+        return TERMINATED
+    log.info("%s %s: the run is complete", role, options.name)
+    return 0
+
+
+def connect(config: RunConfig, name: str, connections: Connections) -> Service:
+    """The clients of one service, with the config's deadlines."""
+    deadlines = config.deadlines
+    redis = connections.redis.client()
+    return Service(
+        config=config,
+        name=name,
+        client=LedgerClient(redis, config.run, deadlines.redis_s, _outage),
+        reader=LedgerReader(redis, config.run, deadlines.redis_s),
+        store=ObjectStore(connections.s3.client(), config.bucket, deadlines.store_s, _outage),
+    )
+
+
+class Terminated(BaseException):
+    """SIGTERM: leave in good order."""
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _outage(reason: str) -> None:
+    if reason:
+        log.warning("waits for %s", reason)
+
+
+def _parse(role: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"rolloutpipe {role}", description=f"The {role} service of a run.")
+    parser.add_argument("config", type=Path, help="the run's YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the config")
+    parser.add_argument("--name", default=f"{role}-{socket.gethostname()}", help="the service's name in `status`")
+    return parser.parse_args(arguments)

@@ -97,19 +97,15 @@ def why(group: GroupId, run: RunOption = None, as_json: AsJson = False) -> None:
 def audit(run: RunName = None, bucket: Bucket = "rolloutpipe", as_json: AsJson = False) -> None:
     """Prove from ledger, commits and objects that every group was trained exactly once. Exit 1 when it fails."""
     from rolloutpipe_core.cli.connect import reader_of, store_of
-    from rolloutpipe_core.cli.output import console, print_json, table
+    from rolloutpipe_core.cli.output import console, print_json
     from rolloutpipe_core.observe.audit import audit_run
+    from rolloutpipe_core.observe.audit.view import audit_view
 
-    reader = reader_of(run)
-    result = audit_run(reader, store_of(bucket))
-    facts = result.to_json()
+    result = audit_run(reader_of(run), store_of(bucket))
     if as_json:
-        print_json(facts)
+        print_json(result.to_json())
     else:
-        counts = [(name.replace("_", " "), _count(value)) for name, value in facts.items() if name != "findings"]
-        console().print(table("", ("audit", ""), counts))
-        for finding in result.findings:
-            typer.echo(f"broken: {finding}")
+        console().print(audit_view(result))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -118,18 +114,29 @@ def timeline(
     run: RunName = None,
     round: Round = None,
     last: Annotated[int, typer.Option(min=1, help="How many rounds up to that one.")] = 1,
+    svg: Annotated[Path | None, typer.Option(help="Write that one round as a picture to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rounds as pictures: what each group and the trainer did when."""
     from rolloutpipe_core.cli.connect import reader_of
     from rolloutpipe_core.cli.output import console, print_json
+    from rolloutpipe_core.errors import BadInput
     from rolloutpipe_core.observe.measures import all_round_metrics
     from rolloutpipe_core.observe.terminal import round_view
     from rolloutpipe_core.observe.timeline import Timelines
+    from rolloutpipe_core.observe.timeline_svg import timeline_svg
 
-    lines = Timelines(reader_of(run).events()).rounds()
+    reader = reader_of(run)
+    lines = Timelines(reader.events()).rounds()
     pairs = list(zip(lines, all_round_metrics(lines), strict=True))
     chosen = [pair for pair in pairs if round is None or pair[0].round <= round][-last:]
+    if svg is not None:
+        if not chosen:
+            raise BadInput(f"run {reader.keys.name} has no round to draw")
+        line, metrics = chosen[-1]
+        svg.write_text(timeline_svg(line, metrics, reader.keys.name), encoding="utf-8")
+        typer.echo(svg)
+        return
     if as_json:
         print_json([{"metrics": metrics, "timeline": line} for line, metrics in chosen])
         return
@@ -179,11 +186,6 @@ def metrics(
         signal.pause()
     finally:
         stop()
-
-
-def _count(value: object) -> str:
-    """Of a list only its length: rounds may be many."""
-    return str(len(value) if isinstance(value, list) else value)
 
 
 def _sample_row(sample: Sample) -> dict[str, object]:

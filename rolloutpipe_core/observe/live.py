@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from rolloutpipe_core.errors import RedisUnavailable
 from rolloutpipe_core.ledger.reader import LedgerReader
@@ -71,7 +72,7 @@ def _show_panel(
                 rewards = [m.reward_mean for m in follower.finished if m.reward_mean is not None]
                 live.update(status_view(read_status(reader), rewards), refresh=True)
             except RedisUnavailable as error:
-                live.update(f"[yellow]{error.what}[/yellow]", refresh=True)
+                live.update(Text(str(error), "yellow"), refresh=True)
             if go_on:
                 time.sleep(poll_s)
 

@@ -188,5 +188,7 @@ def _services_table(services: Sequence[ServiceStatus]) -> Table:
         if service.stale:
             seen.append(" (stale)")
         name = f"{service.name} ({service.host}, pid {service.pid})"
-        table.add_row(name, service.doing, service.waiting_for or "-", seconds(service.waiting_s), deadline, seen)
+        # As Text: what a service says may hold brackets, which rich takes for markup in a str.
+        doing, waiting_for = Text(service.doing), Text(service.waiting_for or "-")
+        table.add_row(name, doing, waiting_for, seconds(service.waiting_s), deadline, seen)
     return table

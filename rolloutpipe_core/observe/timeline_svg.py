@@ -52,13 +52,14 @@ def _head(line: RoundTimeline, metrics: RoundMetrics, run: str) -> Iterator[str]
     version = "?" if line.version is None else line.version
     yield label(LEFT, 24, f"{run}, round {line.round}: {line.schedule}, sampled by v{version}", "title")
     facts = [
-        f"rollout-to-train-end {seconds(metrics.rollout_to_train_end_s)}",
-        f"first dispatch {seconds(metrics.first_dispatch_s)}",
-        f"trainer waits {percent(metrics.waiting_ratio_eq4)} (Eq. 4)",
-        f"{percent(metrics.waiting_ratio_s51)} (section 5.1)",
-        f"period {seconds(metrics.round_period_s)}",
+        ("rollout-to-train-end {}", metrics.rollout_to_train_end_s, seconds),
+        ("first dispatch {}", metrics.first_dispatch_s, seconds),
+        ("trainer waits {} (Eq. 4)", metrics.waiting_ratio_eq4, percent),
+        ("{} (section 5.1)", metrics.waiting_ratio_s51, percent),
+        ("period {}", metrics.round_period_s, seconds),
     ]
-    yield label(LEFT, 43, " · ".join(facts))
+    known = [text.format(words(value)) for text, value, words in facts if value is not None]
+    yield label(LEFT, 43, " · ".join(known) or f"{line.state}, nothing measured yet")
 
 
 def _grid(x: Scale, zero: int, top: int, bottom: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from rolloutpipe_core.domain import ENDED_STATES, GroupState, parse_group_id
 from rolloutpipe_core.errors import BadInput
@@ -55,13 +56,16 @@ def group_history(events: Iterable[Event], group: str) -> GroupHistory:
 
 def history_view(history: GroupHistory) -> Table:
     """The history for a terminal."""
-    table = Table(box=None, header_style="bright_black", pad_edge=False, title=history.verdict, title_justify="left")
+    table = Table(
+        box=None, header_style="bright_black", pad_edge=False, title=Text(history.verdict, "bold"), title_justify="left"
+    )
     for title in ("at", "after"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("who", style="bright_black")
     table.add_column("what")
     for step in history.steps:
-        table.add_row(seconds(step.at_s), f"+{seconds(step.after_s)}", step.actor, step.words)
+        # As Text: a reason may hold brackets, which rich takes for markup in a str.
+        table.add_row(seconds(step.at_s), f"+{seconds(step.after_s)}", step.actor, Text(step.words))
     return table
 
 

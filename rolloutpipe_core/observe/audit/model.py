@@ -16,7 +16,7 @@ class Objects(Protocol):
         """The whole object. Raises ObjectMissing."""
 
     def list(self, prefix: str) -> Iterator[Any]:
-        """Entries with a `key`, in the order of their keys."""
+        """Entries with a `key` and their size in `bytes`, in the order of their keys."""
 
 
 @dataclass(frozen=True, slots=True)

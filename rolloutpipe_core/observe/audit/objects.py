@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -95,10 +94,11 @@ def _content(commit: CommittedRound, member: Membership, table: pa.Table) -> Ite
 
 
 def _check_files(store: Objects, key: str, data: bytes, audit: Audit) -> None:
-    """Every file that the manifest names is there."""
+    """Every file that the manifest names is there, in its size."""
     folder = key.removesuffix("manifest.json")
-    there = {entry.key.removeprefix(folder) for entry in store.list(folder)}
-    manifest: Mapping[str, Any] = json.loads(data)
-    for name in manifest["files"]:
-        if name not in there:
-            audit.report("weights-missing", folder + name, "the newest version's manifest names it")
+    there = {entry.key: entry.bytes for entry in store.list(folder)}
+    for file in json.loads(data)["files"]:
+        name = folder + file["name"]
+        if there.get(name) != file["bytes"]:
+            what = f"{there.get(name, 'no')} bytes, the newest version's manifest says {file['bytes']}"
+            audit.report("weights-missing", name, what)

@@ -27,6 +27,7 @@ MEMBERS = ((0, 1), (2,))
 @dataclass
 class Entry:
     key: str
+    bytes: int
 
 
 class DictStore(dict):
@@ -36,7 +37,7 @@ class DictStore(dict):
         return self[key]
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        return (Entry(key) for key in sorted(self) if key.startswith(prefix))
+        return (Entry(key, len(self[key])) for key in sorted(self) if key.startswith(prefix))
 
 
 def sha(data: bytes) -> str:
@@ -44,7 +45,7 @@ def sha(data: bytes) -> str:
 
 
 def manifest(version: int) -> bytes:
-    return json.dumps({"files": {"model.safetensors": f"{version:064x}"}}).encode()
+    return json.dumps({"files": [{"name": "model.safetensors", "bytes": 7, "sha256": f"{version:064x}"}]}).encode()
 
 
 def version(number: int) -> WeightVersion:
@@ -88,7 +89,7 @@ class Run:
         for number in range(ROUNDS + 1):
             folder = f"runs/{RUN}/weights/{version(number).sha[:16]}/"
             self.store[folder + "manifest.json"] = manifest(number)
-            self.store[folder + "model.safetensors"] = b""
+            self.store[folder + "model.safetensors"] = b"weights"
         history.run(0, "prepared")
         history.role(0, epoch=1)
         self.link()

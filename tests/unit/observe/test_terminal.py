@@ -82,7 +82,7 @@ def test_status_shows_who_waits_for_what():
         "host": "box",
         "pid": "7",
         "doing": "round 3",
-        "waiting_for": "a group of round 3",
+        "waiting_for": "Redis [away]: a group of round 3",
         "waiting_since_ms": "98500",
         "deadline_ms": "99000",
         "seen_ms": "90000",
@@ -91,7 +91,7 @@ def test_status_shows_who_waits_for_what():
     status = build_status("walk", run, {}, [], [service], fifo_depth=5, pending=2, now_ms=100_000)
     text = shown(status_view(status, [0.4, 0.5]), width=160)
     for words in (
-        "a group of round 3",
+        "Redis [away]: a group of round 3",
         "1.50 s",
         "-1.00 s",
         "(stale)",

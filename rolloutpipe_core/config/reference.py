@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from rolloutpipe_core.config import connections
 from rolloutpipe_core.config.identity import MAY_CHANGE
 from rolloutpipe_core.config.keys import Key, section_of
 from rolloutpipe_core.config.models import RunConfig
@@ -25,7 +26,17 @@ rolloutpipe run configs/quickstart.yaml --set schedule.rounds=10 --set schedule.
 ```
 
 A run that is started again must have the configuration that it began with; what may change is marked with *.
-Addresses and secrets come from the environment only.
+"""
+
+ENVIRONMENT = """
+## Environment
+
+Addresses and secrets come from the environment only. Where it names neither Redis nor S3, the embedded servers are
+taken that `rolloutpipe up` started in this folder.
+
+```
+{}
+```
 """
 
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -39,7 +50,9 @@ def reference() -> str:
     for name, info in RunConfig.model_fields.items():
         if section := section_of(info):
             parts += [f"\n## {name}\n", f"{Key(name, info).meaning}\n", *_table(section.model_fields, f"{name}.")]
-    return "\n".join(parts) + "\n"
+    # The docstring's first paragraph says what the module is for; the second one lists the variables.
+    variables = (connections.__doc__ or "").partition("\n\n")[2].strip()
+    return "\n".join([*parts, ENVIRONMENT.format(variables)])
 
 
 def _table(fields: dict[str, FieldInfo], prefix: str) -> Iterator[str]:

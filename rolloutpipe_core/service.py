@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rolloutpipe_core.config.checks import require_consistent
 from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.config.load import load_config
 from rolloutpipe_core.config.models import RunConfig
@@ -52,7 +51,6 @@ def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[
     signal.signal(signal.SIGTERM, _terminate)
     try:
         config = load_config(options.config, options.set)
-        require_consistent(config)
         service = connect(config, options.name, Connections.read())
         probe_store(service.store)
         main(service)

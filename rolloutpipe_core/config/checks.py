@@ -31,15 +31,6 @@ def check(config: RunConfig) -> list[Problem]:
     return sorted(problems, key=lambda problem: problem.severity != "error")
 
 
-def require_consistent(config: RunConfig) -> list[Problem]:
-    """The warnings. Raises BadInput, a line a problem, when there are errors."""
-    problems = check(config)
-    errors = [str(problem) for problem in problems if problem.severity == "error"]
-    if errors:
-        raise BadInput("\n".join(errors))
-    return problems
-
-
 def _error(key: str, message: str, remedy: str) -> Problem:
     return Problem("error", key, message, remedy)
 

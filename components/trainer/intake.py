@@ -52,8 +52,11 @@ class Ready:
 
 
 def fetch_group(store: ObjectStore, ref: GroupRef) -> Group:
-    """The announced group. Raises Damaged or ObjectMissing on proven damage; an outage is waited for."""
-    data = store.get(ref.object)
+    """The announced group. Raises Damaged on proven damage, StoreUnavailable when an outage outlives its deadline."""
+    try:
+        data = store.get(ref.object)
+    except ObjectMissing:
+        raise Damaged(f"missing object: {ref.object}") from None
     reason = why_altered(data, ref)
     if reason is not None:
         raise Damaged(reason)
@@ -74,7 +77,7 @@ class Intake:
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
         self._thread = threading.Thread(target=self._run, name="fifo", daemon=True)
-        self.seen = 0  # entries read so far: grows with every sign of life from rollout
+        self._news = False  # something was read or fetched since the last `collect`
 
     def __enter__(self) -> Intake:
         self._thread.start()
@@ -96,11 +99,10 @@ class Intake:
         with self._changed:
             return max((marker.generation for marker in self._markers if marker.round == round), default=0)
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when something arrived or was fetched, or after the time-out."""
+    def wait(self, timeout_s: float) -> bool:
+        """Whether something was read or fetched since the last `collect`; waits for it until the time-out."""
         with self._changed:
-            if self._error is None and not any(future.done() for _, future in self._arrivals):
-                self._changed.wait(timeout_s)
+            return self._changed.wait_for(lambda: self._news, timeout_s)
 
     def collect(self, facts: RoundFacts) -> Iterator[Ready | int]:
         """Judge what was fetched, in FIFO order: ready groups, or the round's generation after a rejection.
@@ -110,6 +112,7 @@ class Intake:
         with self._changed:
             if self._error is not None:
                 raise self._error
+            self._news = False
             done = [pair for pair in self._arrivals if pair[1].done()]
             self._arrivals = [pair for pair in self._arrivals if not pair[1].done()]
         for announced, future in done:
@@ -133,7 +136,7 @@ class Intake:
         try:
             group = future.result()
             reason = self._why_not(announced, group, facts, current.attempt, ours)
-        except (Damaged, ObjectMissing) as error:
+        except Damaged as error:
             reason = str(error)
         if reason is None:
             return Ready(ref, group)
@@ -162,22 +165,21 @@ class Intake:
 
     def _take(self, entry: object) -> None:
         with self._changed:
-            self.seen += 1
             if isinstance(entry, Announced):
                 future = self._pool.submit(fetch_group, self._store, entry.ref)
                 self._arrivals.append((entry, future))
-                future.add_done_callback(lambda _: self._notify())
+                future.add_done_callback(lambda _: self._tell())
             elif isinstance(entry, Drained):
                 self._markers.append(entry)
             else:
                 log.warning("foreign entry in the FIFO is left alone: %s", entry)
-            self._changed.notify_all()
+        self._tell()
 
-    def _notify(self) -> None:
+    def _tell(self) -> None:
         with self._changed:
+            self._news = True
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+        self._error = error
+        self._tell()

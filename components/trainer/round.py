@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.domain import ENDED_STATES, GroupRef, GroupState
-from rolloutpipe_core.errors import Damaged, ObjectMissing
+from rolloutpipe_core.errors import Damaged
 from rolloutpipe_core.gate import why_rejected
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.reader import LedgerReader
@@ -153,7 +153,7 @@ class RoundTraining:
             try:
                 group = fetch_group(self.store, ref)
                 reason = why_rejected(group, ref, self.facts.expectation(ref.attempt))
-            except (Damaged, ObjectMissing) as error:
+            except Damaged as error:
                 reason = str(error)
             if reason is not None:
                 self._unassign(f"recorded assignment of {ref.group} can't be replayed: {reason}")
@@ -182,15 +182,13 @@ class RoundTraining:
     def _wait(self, what: str, accumulated: int) -> None:
         """Wait until the next action may differ; past group_s without a sign of life from rollout, give up."""
         with self.beacon.waiting(what, self.config.deadlines.group_s) as wait:
-            seen = self.intake.seen
             while True:
-                arriving = self.intake.arriving
-                with self.stopwatch.blocked(counts=arriving > 0):
-                    self.intake.wait(POLL_S)
+                with self.stopwatch.blocked(counts=self.intake.arriving > 0):
+                    arrived = self.intake.wait(POLL_S)
+                if arrived or self._may_act(accumulated):
+                    return
                 if self.beacon.fenced is not None:
                     raise self.beacon.fenced
-                if self.intake.seen != seen or self.intake.arriving != arriving or self._may_act(accumulated):
-                    return
                 wait.check(self._rollout_seen())
 
     def _may_act(self, accumulated: int) -> bool:

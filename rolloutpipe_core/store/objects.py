@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,7 +64,7 @@ class ObjectStore:
     """
 
     def __init__(self, client: Any, bucket: str, deadline_s: float = 60.0, on_wait: OnWait = ignore) -> None:
-        self.client = client
+        self._client = client
         self.bucket = bucket
         self._deadline_s = deadline_s
         self._on_wait = on_wait
@@ -75,7 +75,7 @@ class ObjectStore:
         def attempt() -> None:
             try:
                 # Not HEAD: its answers have no body, so a refusal would have no cause.
-                self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+                self._client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
             except ClientError as error:
                 if error_code(error) != "NoSuchBucket":
                     raise
@@ -84,20 +84,32 @@ class ObjectStore:
         self._call(f"bucket {self.bucket}", attempt)
 
     def _create_bucket(self) -> None:
-        region = self.client.meta.region_name
+        region = self._client.meta.region_name
         # AWS wants the region named everywhere but in us-east-1, where it refuses the name.
         place = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region != "us-east-1" else {}
         try:
-            self.client.create_bucket(Bucket=self.bucket, **place)
+            self._client.create_bucket(Bucket=self.bucket, **place)
         except ClientError as error:
             if error_code(error) != "BucketAlreadyOwnedByYou":
                 raise
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._client.meta.endpoint_url)
+
+    def answer_headers(self) -> Mapping[str, str]:
+        """The HTTP headers of an answer, names in lower case: they tell the server's name and clock."""
+        answer = self._call(
+            f"bucket {self.bucket}", lambda: self._client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+        )
+        headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
+        return headers
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """The whole object. Raises ObjectMissing, and Damaged when it is larger than `max_bytes`."""
 
         def attempt() -> bytes:
-            response = self.client.get_object(Bucket=self.bucket, Key=key)
+            response = self._client.get_object(Bucket=self.bucket, Key=key)
             with closing(response["Body"]) as body:
                 if max_bytes is not None and response["ContentLength"] > max_bytes:
                     raise Damaged(
@@ -111,42 +123,30 @@ class ObjectStore:
 
     def put(self, key: str, data: bytes) -> None:
         """Write the object, over what may be there."""
-        self._call(f"put {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=data))
+        self._call(f"put {key}", lambda: self._client.put_object(Bucket=self.bucket, Key=key, Body=data))
 
-    def put_if_absent(self, key: str, data: bytes, *, multipart: bool = False) -> PutResult:
+    def put_if_absent(self, key: str, data: bytes) -> PutResult:
         """Write the object if its key is free, and tell what stands there now.
 
-        `multipart` sends it in parts, with the condition on their completion; data beyond PART_BYTES always goes so.
+        Always one PUT (up to 5 GiB), never in parts: SeaweedFS 4.48 lets several writers complete a conditional
+        multipart upload.
         """
 
         def attempt() -> PutResult:
-            if self._create(key, data, multipart or len(data) > PART_BYTES):
-                return PutResult(PutOutcome.CREATED, data)
-            stored = self.get(key)
-            return PutResult(PutOutcome.ALREADY_EQUAL if stored == data else PutOutcome.OTHER, stored)
+            try:
+                self._client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*")
+            except ClientError as error:
+                if error_code(error) != "PreconditionFailed":
+                    raise
+                stored = self.get(key)
+                return PutResult(PutOutcome.ALREADY_EQUAL if stored == data else PutOutcome.OTHER, stored)
+            return PutResult(PutOutcome.CREATED, data)
 
         return self._call(f"put if absent {key}", attempt)
 
-    def _create(self, key: str, data: bytes, multipart: bool) -> bool:
-        """False: the key is taken."""
-        try:
-            if multipart:
-                parts = (data[at : at + PART_BYTES] for at in range(0, max(len(data), 1), PART_BYTES))
-                self._upload_parts(key, parts, {}, {"IfNoneMatch": "*"})
-            else:
-                self.client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*")
-        except ClientError as error:
-            if error_code(error) == "PreconditionFailed":
-                return False
-            raise
-        except ObjectMissing:
-            # Our upload is gone, so an earlier try whose answer was lost completed it.
-            return False
-        return True
-
     def head(self, key: str) -> ObjectInfo:
         """Size and recorded hash. Raises ObjectMissing."""
-        found = self._call(f"head {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        found = self._call(f"head {key}", lambda: self._client.head_object(Bucket=self.bucket, Key=key))
         return ObjectInfo(key, int(found["ContentLength"]), found.get("Metadata", {}).get("sha256"))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -154,7 +154,7 @@ class ObjectStore:
         page: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix}
         more = True
         while more:
-            found = self._call(f"list {prefix}", lambda: self.client.list_objects_v2(**page))
+            found = self._call(f"list {prefix}", lambda: self._client.list_objects_v2(**page))
             for entry in found.get("Contents", ()):
                 yield ObjectInfo(entry["Key"], int(entry["Size"]))
             more = found["IsTruncated"]
@@ -163,7 +163,7 @@ class ObjectStore:
     def delete(self, key: str) -> None:
         """Delete the object; that it is already gone is no error."""
         with suppress(ObjectMissing):
-            self._call(f"delete {key}", lambda: self.client.delete_object(Bucket=self.bucket, Key=key))
+            self._call(f"delete {key}", lambda: self._client.delete_object(Bucket=self.bucket, Key=key))
 
     def upload_file(self, path: Path, key: str, sha256: str) -> None:
         """Stream a file up, hashing it on the way; the hash is recorded with the object.
@@ -174,25 +174,22 @@ class ObjectStore:
         size = path.stat().st_size
         if size <= PART_BYTES:
             data = b"".join(_verified(path, sha256, PART_BYTES))
-            self._call(f"put {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=data, **metadata))
+            self._call(
+                f"put {key}", lambda: self._client.put_object(Bucket=self.bucket, Key=key, Body=data, **metadata)
+            )
             return
         parts = _verified(path, sha256, max(PART_BYTES, -(-size // MOST_PARTS)))
         try:
-            self._upload_parts(key, parts, metadata, {})
+            self._upload_parts(key, parts, metadata)
         except ObjectMissing:
             # The upload is gone: right if an earlier try whose answer was lost completed it.
             if self.head(key).sha256 != sha256:
                 raise
 
-    def _upload_parts(
-        self, key: str, parts: Iterable[bytes], metadata: dict[str, Any], condition: dict[str, str]
-    ) -> None:
-        """Raises ObjectMissing when the upload vanished, and ClientError when the condition failed.
-
-        AWS asks to begin the whole upload again after a 409, so that one is the caller's, too.
-        """
+    def _upload_parts(self, key: str, parts: Iterable[bytes], metadata: dict[str, Any]) -> None:
+        """Raises ObjectMissing when the upload vanished, and whatever `parts` raises."""
         address = {"Bucket": self.bucket, "Key": key}
-        created = self._call(f"begin {key}", lambda: self.client.create_multipart_upload(**address, **metadata))
+        created = self._call(f"begin {key}", lambda: self._client.create_multipart_upload(**address, **metadata))
         upload = {**address, "UploadId": created["UploadId"]}
         done: list[dict[str, Any]] = []
         try:
@@ -200,19 +197,18 @@ class ObjectStore:
                 done.append({"PartNumber": number, "ETag": self._upload_part(upload, number, part)})
             self._call(
                 f"complete {key}",
-                lambda: self.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done}, **condition),
-                passed_on=("PreconditionFailed", "ConditionalRequestConflict"),
+                lambda: self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done}),
             )
         except BaseException:
             # One try: parts left behind are the bucket's lifecycle rule's to sweep.
             with suppress(*STORE_ERRORS):
-                self.client.abort_multipart_upload(**upload)
+                self._client.abort_multipart_upload(**upload)
             raise
 
     def _upload_part(self, upload: dict[str, str], number: int, part: bytes) -> str:
         sent = self._call(
             f"put part {number} of {upload['Key']}",
-            lambda: self.client.upload_part(**upload, PartNumber=number, Body=part),
+            lambda: self._client.upload_part(**upload, PartNumber=number, Body=part),
         )
         return str(sent["ETag"])
 
@@ -238,7 +234,7 @@ class ObjectStore:
             def attempt(patience: Patience) -> None:
                 rest = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
                 try:
-                    response = self.client.get_object(Bucket=self.bucket, Key=key, **rest)
+                    response = self._client.get_object(Bucket=self.bucket, Key=key, **rest)
                 except ClientError as error:
                     # The transfer broke behind the last byte: all is here.
                     if rest and error_code(error) == "InvalidRange":
@@ -253,18 +249,16 @@ class ObjectStore:
             self._persist(f"get {key}", attempt)
         return digest.hexdigest()
 
-    def _call(self, what: str, attempt: Callable[[], T], passed_on: tuple[str, ...] = ()) -> T:
-        return self._persist(what, lambda _: attempt(), passed_on)
+    def _call(self, what: str, attempt: Callable[[], T]) -> T:
+        return self._persist(what, lambda _: attempt())
 
-    def _persist(self, what: str, attempt: Callable[[Patience], T], passed_on: tuple[str, ...] = ()) -> T:
-        """Try until it works; a ClientError whose code is in `passed_on` is the caller's."""
+    def _persist(self, what: str, attempt: Callable[[Patience], T]) -> T:
+        """Try until it works, is refused or the deadline is over."""
         patience = Patience(what, self._deadline_s, self._on_wait)
         while True:
             try:
                 result = attempt(patience)
             except STORE_ERRORS as error:
-                if error_code(error) in passed_on:
-                    raise
                 patience.bear(error)
             else:
                 patience.answered()

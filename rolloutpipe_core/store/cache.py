@@ -1,0 +1,132 @@
+"""A cache of downloaded directories that several processes of a node share: one download a node.
+
+    <directory>/<name>/        a whole entry, or absent
+    <directory>/<name>.part/   a download under way, or what a killed one left
+    <directory>/<name>.lock    held exclusively while filling or removing, shared while in use
+
+A process uses the entry that it fetched last. Entries beyond the newest `keep` are removed unless in use.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from pathlib import Path
+from typing import IO
+
+from rolloutpipe_core.errors import DeadlineExceeded
+
+POLL_S = 0.05
+
+
+class DirectoryCache:
+    """One process's hold on the cache. Not thread-safe; close it, or use it as a context manager."""
+
+    def __init__(self, directory: Path, keep: int = 2, deadline_s: float = 600.0) -> None:
+        """`deadline_s`: longest wait for another process that is filling an entry."""
+        self._directory = directory
+        self._keep = keep
+        self._deadline_s = deadline_s
+        self._held: IO[bytes] | None = None
+
+    def fetch(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """The entry's directory, filled by `fill(empty directory)` when it is absent.
+
+        It stays until the next fetch or `close`. Raises DeadlineExceeded, and whatever `fill` raises.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        entry = self._directory / name
+        self.close()
+        self._held = self._filled(entry, fill)
+        os.utime(entry)
+        self._remove_old(entry)
+        return entry
+
+    def close(self) -> None:
+        """Let go of the entry in use."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def __enter__(self) -> DirectoryCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _filled(self, entry: Path, fill: Callable[[Path], None]) -> IO[bytes]:
+        """The shared lock of a whole entry."""
+        while True:
+            lock = self._locked(entry, LOCK_SH)
+            if entry.is_dir():
+                return lock
+            lock.close()
+            # Between the two locks another process may fill or remove it, so look again each time.
+            with self._locked(entry, LOCK_EX):
+                if not entry.is_dir():
+                    _fill(entry, fill)
+
+    def _locked(self, entry: Path, kind: int) -> IO[bytes]:
+        end = time.monotonic() + self._deadline_s
+        while True:
+            lock = _try_lock(entry, kind)
+            if lock is not None:
+                return lock
+            if time.monotonic() > end:
+                raise DeadlineExceeded(
+                    "another process holds an entry of the cache",
+                    given=str(entry),
+                    expected=f"within {self._deadline_s:g} s",
+                    remedy="look at what holds its .lock file (`lsof`)",
+                )
+            time.sleep(POLL_S)
+
+    def _remove_old(self, newest: Path) -> None:
+        entries = [path for path in self._directory.iterdir() if path.is_dir() and path.suffix != ".part"]
+        entries.sort(key=_modified, reverse=True)
+        for entry in entries[self._keep :]:
+            lock = _try_lock(entry, LOCK_EX) if entry != newest else None
+            if lock is not None:
+                with lock:
+                    shutil.rmtree(entry, ignore_errors=True)
+                    _lock_path(entry).unlink(missing_ok=True)
+
+
+def _fill(entry: Path, fill: Callable[[Path], None]) -> None:
+    partial = entry.with_name(f"{entry.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        fill(partial)
+        partial.rename(entry)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _lock_path(entry: Path) -> Path:
+    return entry.with_name(f"{entry.name}.lock")
+
+
+def _try_lock(entry: Path, kind: int) -> IO[bytes] | None:
+    """The locked file, or None when another holds it. Closing it lets go."""
+    path = _lock_path(entry)
+    lock = path.open("ab")
+    try:
+        flock(lock, kind | LOCK_NB)
+        # A lock on a file that was removed meanwhile keeps nobody out.
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    lock.close()
+    return None
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

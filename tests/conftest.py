@@ -7,15 +7,18 @@ its own (`run_name`) and never flushes. A test that kills or freezes servers tak
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from hypothesis import settings
 
 from rolloutpipe_core.config.connections import LOCAL_REGION, Connections, RedisConnection, S3Connection
+from rolloutpipe_core.domain import FinishReason, Group, Sample, VersionSpan, WeightVersion
 from rolloutpipe_core.local.seaweed import remove_sockets, start_seaweedfs
 from rolloutpipe_core.local.servers import LocalServers
 from rolloutpipe_core.local.valkey import start_valkey
@@ -29,6 +32,7 @@ REDIS_SERVER = shutil.which("redis-server")
 REDIS_SERVER_REQUIRED = os.environ.get("ROLLOUTPIPE_REQUIRE_REDIS_SERVER") == "1"
 REDIS_SERVERS = ("valkey", "redis7") if REDIS_SERVER or REDIS_SERVER_REQUIRED else ("valkey",)
 BUCKET = "rolloutpipe-tests"
+VERSION = WeightVersion(12, "ab" * 32)
 
 
 def start_redis(folder: Path, binary: Path | None = None) -> Iterator[RedisConnection]:
@@ -101,3 +105,44 @@ def own_servers(tmp_path: Path) -> Iterator[LocalServers]:
     """A Valkey and a SeaweedFS of this test alone."""
     with LocalServers.start(tmp_path, die_with_parent=True) as servers:
         yield servers
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    """A valid sample of round 12; keywords replace its fields."""
+
+    def make(index: int = 0, length: int = 3, version: WeightVersion = VERSION, **changes: Any) -> Sample:
+        sample = Sample(
+            index=index,
+            prompt_ids=np.array([5, 6], dtype=np.int32),
+            response_ids=np.arange(length, dtype=np.int32),
+            behavior_logprobs=np.full(length, -0.5, dtype=np.float32),
+            loss_mask=np.ones(length, dtype=np.uint8),
+            reward=0.25 * index,
+            advantage=0.5 * index,
+            finish_reason=FinishReason.STOP,
+            spans=(VersionSpan(version, 0, length),),
+        )
+        return replace(sample, **changes)
+
+    return make
+
+
+@pytest.fixture
+def make_group(make_sample: Callable[..., Sample]) -> Callable[..., Group]:
+    """A valid group `r000012-g0034` of two samples; keywords replace its fields."""
+
+    def make(**changes: Any) -> Group:
+        group = Group(
+            run="demo",
+            lineage=1,
+            round=12,
+            index=34,
+            attempt=1,
+            version=VERSION,
+            prompt_id="walk-7",
+            samples=(make_sample(0), make_sample(1, length=5)),
+        )
+        return replace(group, **changes)
+
+    return make

@@ -1,8 +1,8 @@
 """What a failed S3 call means, and how long an outage is borne.
 
-    transport error, 5xx, 408, 409, 429, slow-down, cut-off body -> RETRY until the deadline, then StoreUnavailable
-    404 of a key or an upload                                    -> ObjectMissing at once
-    every other 4xx, no credentials, no such bucket              -> StoreMisconfigured at once
+    transport error, 5xx, 408, 409, 429, cut-off body     -> tried again until the deadline, then StoreUnavailable
+    404 of a key or an upload                             -> ObjectMissing at once
+    any other 4xx, 501, no credentials, no such bucket    -> StoreMisconfigured at once
 
 An outage is never damage: only what was read whole can be damaged.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
@@ -29,6 +30,7 @@ STORE_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError)
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 
+NOT_IMPLEMENTED = 501
 RETRIED_STATUS = (408, 409, 429)
 # S3 answers 400 to a request whose body it did not get in time or whole.
 RETRIED_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
@@ -66,12 +68,13 @@ def judge(error: Exception) -> Verdict:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = error_code(error)
         # A status of 200 is an error told in the body of a long request (CompleteMultipartUpload).
-        if status < 400 or status >= 500 or status in RETRIED_STATUS or code in RETRIED_CODES:
+        away = status < 400 or (status >= 500 and status != NOT_IMPLEMENTED)
+        if away or status in RETRIED_STATUS or code in RETRIED_CODES:
             return Verdict.RETRY
         return Verdict.MISSING if status == 404 and code != "NoSuchBucket" else Verdict.REFUSED
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Verdict.REFUSED
-    transport = (HTTPClientError, IncompleteReadError, ResponseParserError, HTTPError)
+    transport = (NoConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError, HTTPError)
     return Verdict.RETRY if isinstance(error, transport) else Verdict.REFUSED
 
 

@@ -147,9 +147,8 @@ class RolloutService:
         await self._abandon()  # attempts that lost their lease: nothing may be in flight when weights change
 
     def _open(self, work: RoundWork) -> None:
-        schedule = self.schedule
         self._check_active()
-        self.parts.ledger.open_round(work.cohort, schedule.samples_per_group, schedule.groups_per_update, schedule.kind)
+        self.parts.ledger.open_round(work.cohort, self.schedule)
 
     def _admissible(self, view: RoundView) -> list[str]:
         return admissible(

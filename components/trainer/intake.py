@@ -85,8 +85,8 @@ class Intake:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
+        self._thread.join(timeout=5)  # before the pool: it submits to it
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._thread.join(timeout=5)
 
     @property
     def arriving(self) -> int:

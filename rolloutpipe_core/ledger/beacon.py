@@ -101,7 +101,7 @@ class Beacon:
         }
         epoch, nonce = self._token or ("", "")
         flat = [part for pair in fields.items() for part in pair]
-        keys = [self._client.keys.run, self._client.keys.ledger, self._key]
+        keys = [self._client.keys.run, self._client.keys.ledger, self._key, self._client.keys.services]
         self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *flat])
 
     def _run(self) -> None:

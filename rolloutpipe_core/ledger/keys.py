@@ -61,6 +61,11 @@ class RunKeys:
         """Hash: one group's present state."""
         return f"{self.prefix}group:{group}"
 
+    @property
+    def services(self) -> str:
+        """Set: keys of all services that ever were; those that still live have a hash."""
+        return self.prefix + "services"
+
     def service(self, name: str) -> str:
         """Hash that expires: what a live service does and waits for."""
         return f"{self.prefix}service:{name}"

@@ -81,7 +81,7 @@ class LedgerReader:
 
     def services(self) -> list[dict[str, str]]:
         """What each live service says of itself; one that stopped saying so is gone after its hash expired."""
-        names = sorted(self._client.patiently(lambda: list(self._redis.scan_iter(self.keys.service("*"))), "SCAN"))
+        names = sorted(self._read("smembers", self.keys.services))
         return [row for row in self._pipelined([("hgetall", name) for name in names]) if row]
 
     def fifo_depth(self) -> int:

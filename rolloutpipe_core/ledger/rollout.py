@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.records import reference_fields
@@ -61,7 +62,7 @@ class RolloutLedger:
         self._lease_ms = round(lease_s * 1000)
         self._max_attempts = max_attempts
 
-    def open_round(self, cohort: Cohort, samples_per_group: int, groups_per_update: int, schedule: str) -> None:
+    def open_round(self, cohort: Cohort, schedule: ScheduleConfig) -> None:
         """Fix the round's cohort; a repeat by this or another worker changes nothing.
 
         Raises LedgerRefused when the worker's data or version differ from what the round was opened with.
@@ -69,7 +70,7 @@ class RolloutLedger:
         pairs = [part for pair in zip(cohort.groups, cohort.prompts, strict=True) for part in pair]
         facts = [self.worker, cohort.round, cohort.lineage, cohort.version.number, cohort.version.sha]
         places = [cohort.cohort_sha, cohort.data_fingerprint, cohort.cursor, cohort.cursor_end]
-        shape = [samples_per_group, groups_per_update, schedule]
+        shape = [schedule.samples_per_group, schedule.groups_per_update, schedule.kind, schedule.order]
         keys = [*self._keys.of_round(cohort.round), *map(self._keys.group, cohort.groups)]
         self.client.call("open_round", keys, [*facts, *places, *shape, *pairs])
 

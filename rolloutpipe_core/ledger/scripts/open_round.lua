@@ -1,5 +1,6 @@
 -- Fixes the round's cohort. KEYS: round keys, then one key a group. ARGV: actor, round, lineage, version, sha,
--- cohort_sha, data_fingerprint, cursor, cursor_end, samples_per_group, groups_per_update, schedule, then (group, prompt) pairs.
+-- cohort_sha, data_fingerprint, cursor, cursor_end, samples_per_group, groups_per_update, schedule,
+-- order, then (group, prompt) pairs.
 local actor, round, lineage, version, sha, cohort, data = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local run = redis.call('HMGET', RUN, 'version', 'version_sha', 'lineage', 'state')
 if run[4] ~= 'active' then return {'REFUSED', 'run is ' .. (run[4] or 'not prepared')} end
@@ -19,12 +20,12 @@ if run[1] ~= version or run[2] ~= sha or run[3] ~= lineage then
 end
 local facts = {'groups', text(#KEYS - 7), 'samples_per_group', ARGV[10], 'groups_per_update', ARGV[11], 'version', version,
   'version_sha', sha, 'lineage', lineage, 'cohort_sha', cohort, 'data_fingerprint', data, 'cursor', ARGV[8],
-  'cursor_end', ARGV[9], 'schedule', ARGV[12]}
+  'cursor_end', ARGV[9], 'schedule', ARGV[12], 'order', ARGV[13]}
 redis.call('HSET', ROUND, 'round', round, 'generation', '1', 'updates_sealed', '0', 'assigned', '0', 'n_deferred', text(#KEYS - 7))
 move_round(actor, 'open', facts)
 redis.call('HSET', RUN, 'round', round)
 for i = 8, #KEYS do
-  local at = 13 + 2 * (i - 8)
+  local at = 14 + 2 * (i - 8)
   local index = text(i - 8)
   redis.call('HSET', KEYS[i], 'group', ARGV[at], 'prompt', ARGV[at + 1], 'round', round, 'index', index, 'lineage', lineage,
     'state', 'deferred', 'since_ms', NOW, 'attempt', '0', 'rejections', '0')

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion, group_id
 from rolloutpipe_core.errors import Fenced, LedgerRefused
 from rolloutpipe_core.ledger.client import LedgerClient
@@ -30,6 +31,9 @@ NEXT = WeightVersion(1, "b" * 64)
 SERVED = [GroupState.ADMITTED, GroupState.SERVING_COMPLETE, GroupState.MATERIALIZED]
 UNSETTLED = [GroupState.DEFERRED, *SERVED]
 IDS = [group_id(0, index) for index in range(GROUPS)]
+SCHEDULE = ScheduleConfig(
+    kind="cgp", groups_per_round=GROUPS, samples_per_group=2, update_batch_size=2 * PER_UPDATE, frontier_width=WIDTH
+)
 COHORT = Cohort(
     round=0,
     lineage=1,
@@ -56,7 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.client.call("prepare", first, ["t", 1, 0, VERSION.sha, "object", "commit", "sha", "config"])
         self.workers = [RolloutLedger(self.client, name, 3600, MAX_ATTEMPTS) for name in ("w0", "w1")]
         self.reaper = RolloutLedger(self.client, "reaper", 0.001, MAX_ATTEMPTS)
-        self.workers[0].open_round(COHORT, 2, PER_UPDATE, "cgp")
+        self.workers[0].open_round(COHORT, SCHEDULE)
         self.leases: list[Lease] = []  # all that were ever given
         self.trainers = [TrainerLedger.take_role(self.client, "t0", 0)]
         self.announced: list[Announced] = []  # all that were ever read
@@ -176,7 +180,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(worker=st.integers(0, 1))
     def open_again(self, worker: int) -> None:
         then = self.snapshot()
-        self.workers[worker].open_round(COHORT, 2, PER_UPDATE, "cgp")
+        self.workers[worker].open_round(COHORT, SCHEDULE)
         assert self.snapshot() == then
 
     # --- trainer

@@ -34,7 +34,8 @@ class TinyRun:
 
     def __init__(self, name, redis_client, store, folder: Path) -> None:
         self.name, self.store, self.folder = name, store, folder
-        schedule = ScheduleConfig(kind="cgp", rounds=ROUNDS, groups_per_round=GROUPS, samples_per_group=SAMPLES)
+        sizes = {"groups_per_round": GROUPS, "samples_per_group": SAMPLES, "update_batch_size": 2 * SAMPLES}
+        schedule = ScheduleConfig(kind="cgp", rounds=ROUNDS, **sizes)
         self.config = RunConfig(run=name, model=ModelConfig(path="builtin:pointer-walk"), schedule=schedule)
         self.client = LedgerClient(redis_client, name, 10)
         self.reader = LedgerReader(redis_client, name)
@@ -47,7 +48,7 @@ class TinyRun:
         round, version = self.head.next_round, self.head.commit.version
         ids = [group_id(round, index) for index in range(GROUPS)]
         cohort = Cohort(round, 1, version, tuple(ids), ("p0", "p1", "p2"), "c" * 64, "d" * 64, round * 3, round * 3 + 3)
-        self.rollout.open_round(cohort, SAMPLES, 2, "cgp")
+        self.rollout.open_round(cohort, self.config.schedule)
         lost = self.rollout.admit(ids[0])
         self.rollout.give_up(lost, "the engine broke")
         refs = [self._serve(round, index) for index in range(2)]

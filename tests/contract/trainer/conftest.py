@@ -83,7 +83,7 @@ class HandRollout:
         places = (round * size, (round + 1) * size)
         prompts = tuple(f"p{place}" for place in range(*places))
         cohort = Cohort(round, 1, self.version, groups, prompts, "c" * 64, "data", *places)
-        self.ledger.open_round(cohort, K, self.config.schedule.groups_per_update, self.config.schedule.kind)
+        self.ledger.open_round(cohort, self.config.schedule)
 
     def admit(self, index: int, round: int = 0) -> Lease:
         return self.ledger.admit(group_id(round, index))

@@ -52,6 +52,7 @@ def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[
     try:
         config = load_config(options.config, options.set)
         service = connect(config, options.name, Connections.read())
+        service.client.server_time_ms()  # Redis must be there before anything else waits
         probe_store(service.store)
         main(service)
     except RolloutPipeError as error:

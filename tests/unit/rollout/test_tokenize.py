@@ -5,9 +5,7 @@ from rolloutpipe_core.data.models import resolve_model
 from rolloutpipe_core.domain import Prompt
 from rolloutpipe_core.errors import BadInput
 
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}={{ m.content }}?{% endfor %}" "{{ '#' if add_generation_prompt }}"
-    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}?{% endfor %}{% if add_generation_prompt %}#{% endif %}"
-)
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}={{ m.content }}?{% endfor %}{{ '#' if add_generation_prompt }}"
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ class S3Connection:
 
     def client(self, read_timeout_s: float = 20.0) -> Any:
         """A boto3 client that never retries: ObjectStore does, up to its own deadline."""
-        return boto3.session.Session().client(
+        client = boto3.session.Session().client(
             "s3",
             endpoint_url=self.endpoint,
             region_name=self.region,
@@ -114,6 +114,8 @@ class S3Connection:
                 proxies={} if _is_loopback(self.endpoint) else None,
             ),
         )
+        client.meta.events.register("before-call.s3", _without_expect)
+        return client
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,15 @@ class Connections:
             scheme = "rediss" if redis.tls else "redis"
             variables["ROLLOUTPIPE_REDIS_URL"] = f"{scheme}://{nodes[0]}/{redis.database}"
         return {name: value for name, value in variables.items() if value is not None}
+
+
+def _without_expect(params: dict[str, Any], **_: Any) -> None:
+    """Send headers and body at once.
+
+    botocore's `Expect: 100-continue` costs a round trip, loops for ever when the connection breaks inside the
+    answer to it, and lets SeaweedFS 4.48 store an empty object when it breaks behind it.
+    """
+    params["headers"].pop("Expect", None)
 
 
 def _s3_from(environ: Mapping[str, str]) -> S3Connection:

@@ -44,6 +44,7 @@ FLAGS = (
     "-s3.autoCreateBucket=false",
     "-volume.preStopSeconds=0",
 )
+FOREIGN_SETTINGS = ("AWS_", "S3_", "WEED_")
 
 
 def weed_binary() -> Path:
@@ -79,9 +80,9 @@ def start_seaweedfs(
         failure=StoreUnavailable,
         log=log,
         cwd=data,
-        # A bare environment: the user's own SeaweedFS or AWS settings are not for this one.
+        # The user's own SeaweedFS or AWS settings are not for this one.
         env={
-            "PATH": os.environ.get("PATH", ""),
+            **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_SETTINGS)},
             "HOME": str(data.resolve()),
             "TMPDIR": str(scratch.resolve()),
             "AWS_ACCESS_KEY_ID": access_key,

@@ -45,7 +45,7 @@ def start_valkey(
         failure=RedisUnavailable,
         log=log,
         cwd=data,
-        env={"PATH": os.environ.get("PATH", "")},
+        env=os.environ,
         die_with_parent=die_with_parent,
     )
     return start_server(

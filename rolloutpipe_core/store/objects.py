@@ -9,6 +9,7 @@ harmless; the only fixed names are the commits', written with `put_if_absent`.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -123,7 +124,7 @@ class ObjectStore:
 
     def put(self, key: str, data: bytes) -> None:
         """Write the object, over what may be there."""
-        self._call(f"put {key}", lambda: self._client.put_object(Bucket=self.bucket, Key=key, Body=data))
+        self._call(f"put {key}", lambda: self._put(key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> PutResult:
         """Write the object if its key is free, and tell what stands there now.
@@ -134,7 +135,7 @@ class ObjectStore:
 
         def attempt() -> PutResult:
             try:
-                self._client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*")
+                self._put(key, data, IfNoneMatch="*")
             except ClientError as error:
                 if error_code(error) != "PreconditionFailed":
                     raise
@@ -143,6 +144,10 @@ class ObjectStore:
             return PutResult(PutOutcome.CREATED, data)
 
         return self._call(f"put if absent {key}", attempt)
+
+    def _put(self, key: str, data: bytes, **more: Any) -> None:
+        # Without a checksum SeaweedFS 4.48 stores an empty object when the connection breaks before the body.
+        self._client.put_object(Bucket=self.bucket, Key=key, Body=data, ContentMD5=_md5(data), **more)
 
     def head(self, key: str) -> ObjectInfo:
         """Size and recorded hash. Raises ObjectMissing."""
@@ -208,7 +213,7 @@ class ObjectStore:
     def _upload_part(self, upload: dict[str, str], number: int, part: bytes) -> str:
         sent = self._call(
             f"put part {number} of {upload['Key']}",
-            lambda: self._client.upload_part(**upload, PartNumber=number, Body=part),
+            lambda: self._client.upload_part(**upload, PartNumber=number, Body=part, ContentMD5=_md5(part)),
         )
         return str(sent["ETag"])
 
@@ -263,6 +268,11 @@ class ObjectStore:
             else:
                 patience.answered()
                 return result
+
+
+def _md5(data: bytes) -> str:
+    """As S3's oldest checksum header wants it, which every S3 checks."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def _verified(path: Path, sha256: str, chunk_bytes: int) -> Iterator[bytes]:

@@ -21,7 +21,8 @@ class UpdateResult:
     skipped: bool  # True: the gradient was not finite, nothing was stepped
     metrics: dict[str, float] = field(default_factory=dict)
     """loss, grad_norm, learning_rate, clip_fraction, kl, entropy, ratio_mean, mismatch_kl, mismatch_max,
-    mismatch_mean: nats a token unless the name says otherwise."""
+    mismatch_mean: nats a token unless the name says otherwise. `kl` needs a reference, `mismatch_*` the round's
+    weights, and what is not finite is left out (docs/losses.md)."""
 
 
 class Trainer(Protocol):

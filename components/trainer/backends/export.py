@@ -1,0 +1,32 @@
+"""Weights out of the trainer: a folder that transformers loads, with the same bytes for the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+# What tokenizers of transformers are made of, by name (`vocab.json`, `tokenizer.model`, `chat_template.jinja`, ...).
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.model",
+)
+
+
+def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
+    """The tokenizer's files by name. They are kept in memory: the folder may be a cache that is emptied."""
+    paths = {path for pattern in TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()}
+    return {path.name: path.read_bytes() for path in sorted(paths)}
+
+
+def export_model(model: PreTrainedModel, tokenizer_files: Mapping[str, bytes], directory: Path) -> None:
+    """Write safetensors in the model's dtype (a tied weight once), config.json, generation_config.json, tokenizer."""
+    model.save_pretrained(directory)
+    for name, content in tokenizer_files.items():
+        (directory / name).write_bytes(content)

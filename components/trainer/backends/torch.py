@@ -1,0 +1,219 @@
+"""The `torch` backend: a Hugging Face causal LM trained in this process.
+
+    begin_round ─> begin_update ─> accumulate(groups) ... ─> step ─> (next update) ... ─> export_weights, save
+                                        │                     │
+        micro-batches of least padding; │                     └ sums / denominator, clip, AdamW on float32 masters
+        each backward adds to the float32 sums
+
+What a token's loss is weighted with is known from its sample; only the denominator waits for the step. So groups may
+come in any order and any portions. Ratios are taken to the engine's log-probabilities or to those under the round's
+weights, never to those of weights that have moved.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rolloutpipe_core.config.models import LossConfig, ModelConfig, OptimizerConfig, SamplingConfig, TrainerConfig
+from rolloutpipe_core.domain import Group
+from rolloutpipe_core.errors import BadInput
+
+from ..batch import Batch, make_batch
+from ..learning_rate import learning_rate
+from ..losses.aggregation import denominator
+from ..losses.grpo import TokenLoss, grpo_loss
+from ..losses.kl import k3
+from ..metrics import MetricSums
+from ..microbatch import plan_microbatches
+from ..trainer import UpdateResult
+from .export import export_model, read_tokenizer_files
+from .gradients import GradientSums, wide
+from .optimizer import MasterAdamW
+from .policy import Policy, load_model
+
+STATE_FORMAT = 1
+
+
+@dataclass(slots=True)
+class UpdateTotals:
+    """What the update in progress holds."""
+
+    update: int = 0
+    groups: int = 0
+    samples: int = 0
+    tokens: int = 0  # trained ones
+    loss: float = 0.0  # sum of weight * loss over the tokens
+
+
+class TorchTrainer:
+    """Implements `Trainer` (components/trainer/trainer.py) on one device."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        model: ModelConfig,
+        loss: LossConfig,
+        optimizer: OptimizerConfig,
+        trainer: TrainerConfig,
+        sampling: SamplingConfig,
+        reference: Path | None = None,
+    ) -> None:
+        """Load the weights to start from.
+
+        `directory` and `reference` hold HF files; `reference` is the run's version 0, needed (and held in memory) only
+        when `loss.kl_coefficient` > 0. Raises BadInput for a folder without a usable model.
+        """
+        self._loss, self._optimizer, self._trainer, self._sampling = loss, optimizer, trainer, sampling
+        self._device = torch.device(model.device)
+        dtype: torch.dtype = getattr(torch, model.dtype)
+        self._policy = Policy(load_model(directory, dtype, self._device), sampling.temperature)
+        if trainer.gradient_checkpointing:
+            # transformers checkpoints in training mode only; without dropout the two modes are otherwise the same.
+            self._policy.model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        self._reference = self._load_reference(reference, dtype) if loss.kl_coefficient > 0 else None
+        self._tokenizer_files = read_tokenizer_files(directory)
+        parameters = {
+            name: parameter for name, parameter in self._policy.model.named_parameters() if parameter.requires_grad
+        }
+        self._loss_dtype = wide(dtype)
+        self._gradients = GradientSums(parameters)
+        self._weights = MasterAdamW(parameters, optimizer)
+        self._updates = 0  # of the run, skipped ones included: the learning rate's clock
+        self.begin_round()
+        self.begin_update(0)
+
+    def begin_round(self) -> None:
+        self._moved = False
+        self._round_start: Policy | None = None
+
+    def begin_update(self, update: int) -> None:
+        self._totals = UpdateTotals(update)
+        self._metrics = MetricSums()
+        self._gradients.clear()
+
+    def accumulate(self, groups: Sequence[Group]) -> None:
+        samples = [sample for group in groups for sample in group.samples]
+        trained = [sample for sample in samples if sample.loss_mask.any()]
+        self._totals.groups += len(groups)
+        self._totals.samples += len(samples)
+        self._totals.tokens += sum(int(sample.loss_mask.sum()) for sample in trained)
+        for indices in plan_microbatches([sample.tokens for sample in trained], self._trainer.microbatch_tokens):
+            microbatch = [trained[index] for index in indices]
+            self._backward(make_batch(microbatch, self._loss.aggregation, self._device, self._loss_dtype))
+
+    def step(self) -> UpdateResult:
+        totals = self._totals
+        if totals.groups == 0:
+            raise BadInput("a step without a group", given="0 groups", expected="accumulate before step")
+        divisor = denominator(self._loss.aggregation, totals.samples, totals.tokens, self._sampling.max_new_tokens)
+        self._gradients.divide(divisor)
+        norm = self._gradients.norm()
+        rate = learning_rate(self._updates, self._optimizer)
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            self._gradients.clip(norm, self._optimizer.max_grad_norm)
+            self._move_weights(rate)
+        self._updates += 1
+        metrics = self._metrics.reduced() | {
+            "loss": totals.loss / divisor,
+            "grad_norm": norm,
+            "learning_rate": rate,
+        }
+        return UpdateResult(
+            update=totals.update,
+            groups=totals.groups,
+            samples=totals.samples,
+            tokens=totals.tokens,
+            skipped=skipped,
+            # A skipped update may hold nan or inf, which JSON cannot say.
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+        )
+
+    def export_weights(self, directory: Path) -> None:
+        export_model(self._policy.model, self._tokenizer_files, directory)
+
+    def save(self, directory: Path) -> None:
+        """`state.safetensors`: float32 masters and AdamW's state; `state.json`: the count of updates."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._weights.save(directory / "state.safetensors")
+        (directory / "state.json").write_text(json.dumps({"format": STATE_FORMAT, "updates": self._updates}))
+
+    def load(self, directory: Path) -> None:
+        """The loaded weights count as those of a round that begins; raises BadInput for what `save` did not write."""
+        try:
+            state = json.loads((directory / "state.json").read_text())
+        except (OSError, ValueError) as error:
+            raise BadInput("no trainer checkpoint", given=f"{directory}: {error}") from error
+        if state["format"] != STATE_FORMAT:
+            raise BadInput("a checkpoint of another format", given=str(state["format"]), expected=str(STATE_FORMAT))
+        self._weights.load(directory / "state.safetensors")
+        self._updates = state["updates"]
+        self.begin_round()
+
+    def _load_reference(self, directory: Path | None, dtype: torch.dtype) -> Policy:
+        if directory is None:
+            raise BadInput(
+                "no reference weights", given="kl_coefficient > 0", expected="the folder of the run's version 0"
+            )
+        return Policy(load_model(directory, dtype, self._device), self._sampling.temperature)
+
+    def _backward(self, batch: Batch) -> None:
+        """Forward and backward of one micro-batch; GradientSums takes the gradients."""
+        scores = self._policy.scores(batch, entropy_gradient=self._loss.entropy_coefficient != 0)
+        round_logprobs = self._round_logprobs(batch, scores.logprobs)
+        tokens = grpo_loss(
+            self._loss,
+            logprobs=scores.logprobs,
+            old_logprobs=self._old_logprobs(batch, round_logprobs),
+            engine_logprobs=batch.engine_logprobs,
+            advantages=batch.advantages,
+            entropy=scores.entropy,
+            reference_logprobs=self._reference.logprobs(batch) if self._reference else None,
+        )
+        total = (batch.weights * tokens.loss).sum()
+        total.backward()
+        self._totals.loss += total.item()
+        self._measure(tokens, scores.entropy)
+        if round_logprobs is not None:
+            self._measure_mismatch(round_logprobs - batch.engine_logprobs)
+
+    def _round_logprobs(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
+        """The trainer's log-probabilities under the round's weights; None when only moved weights are at hand."""
+        if not self._moved:
+            return logprobs.detach()
+        return self._round_start.logprobs(batch) if self._round_start else None
+
+    def _old_logprobs(self, batch: Batch, round_logprobs: Tensor | None) -> Tensor:
+        if self._loss.old_logprobs == "engine":
+            return batch.engine_logprobs
+        assert round_logprobs is not None  # `_move_weights` froze a copy before the weights moved
+        return round_logprobs
+
+    def _move_weights(self, rate: float) -> None:
+        """AdamW's step, after the round's weights were put aside if later updates need them."""
+        if self._loss.old_logprobs == "recompute" and not self._moved:
+            self._round_start = copy.deepcopy(self._policy)
+        self._weights.step(self._gradients.tensors, rate)
+        self._moved = True
+
+    def _measure(self, tokens: TokenLoss, entropy: Tensor) -> None:
+        measured = {"ratio_mean": tokens.ratio, "clip_fraction": tokens.clipped, "entropy": entropy}
+        if tokens.kl is not None:
+            measured["kl"] = tokens.kl
+        self._metrics.add({name: value.detach().sum().item() for name, value in measured.items()}, len(entropy))
+
+    def _measure_mismatch(self, difference: Tensor) -> None:
+        """`difference` is trainer less engine, both under the round's weights."""
+        absolute = difference.abs()
+        sums = {"mismatch_kl": k3(difference).sum().item(), "mismatch_mean": absolute.sum().item()}
+        self._metrics.add(sums, len(difference))
+        self._metrics.add_maximum("mismatch_max", absolute.max().item())

@@ -1,0 +1,68 @@
+"""Samples of one micro-batch as tensors: rows padded on the right, and the facts of each trained token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rolloutpipe_core.domain import Sample
+from rolloutpipe_core.errors import BadInput
+
+from .losses.aggregation import Aggregation, token_weight
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows of L positions with N trained tokens, row by row, in each row from left to right.
+
+    No attention mask: under a causal one a real token never sees the padding on its right, and no output at a padding
+    position is read.
+    """
+
+    input_ids: Tensor  # int64 [B, L], prompt + response + zeros
+    predicts: Tensor  # bool [B, L], True where the next position holds a trained token; N of them
+    targets: Tensor  # int64 [N], the trained tokens
+    engine_logprobs: Tensor  # float [N], nats
+    advantages: Tensor  # float [N]
+    weights: Tensor  # float [N], each token's weight in the update's sum
+
+
+def make_batch(
+    samples: Sequence[Sample], aggregation: Aggregation, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Batch:
+    """Samples with at least one trained token each; `dtype` is that of the loss.
+
+    Raises BadInput for a sample without a prompt: nothing predicts its first token.
+    """
+    length = max(sample.tokens for sample in samples)
+    input_ids = np.zeros((len(samples), length), dtype=np.int64)
+    predicts = np.zeros((len(samples), length), dtype=bool)
+    targets, engine, advantages, weights = [], [], [], []
+    for row, sample in enumerate(samples):
+        prompt = len(sample.prompt_ids)
+        if prompt == 0:
+            raise BadInput("a sample without prompt tokens", given=f"sample {sample.index}", expected="at least one")
+        trained = sample.loss_mask.astype(bool)
+        count = int(trained.sum())
+        input_ids[row, : sample.tokens] = np.concatenate([sample.prompt_ids, sample.response_ids])
+        predicts[row, prompt - 1 : sample.tokens - 1] = trained
+        targets.append(sample.response_ids[trained])
+        engine.append(sample.behavior_logprobs[trained])
+        advantages.append(np.full(count, sample.advantage))
+        weights.append(np.full(count, token_weight(aggregation, count)))
+
+    def joined(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.concatenate(parts), dtype=dtype, device=device)
+
+    return Batch(
+        input_ids=torch.as_tensor(input_ids, device=device),
+        predicts=torch.as_tensor(predicts, device=device),
+        targets=joined(targets, torch.int64),
+        engine_logprobs=joined(engine, dtype),
+        advantages=joined(advantages, dtype),
+        weights=joined(weights, dtype),
+    )

@@ -79,7 +79,7 @@ def check_belongs(config: RunConfig, head: Link) -> None:
 
 
 def register_run(client: LedgerClient, head: Link, actor: str) -> None:
-    """Put the run into Redis at the chain's head; one that is there stays as it is."""
+    """Put the run into Redis at the chain's head; one that is there stays as it is, a stopped one becomes active."""
     commit = head.commit
     keys = [client.keys.run, client.keys.ledger, client.keys.fifo, client.keys.weights]
     facts = [commit.lineage, commit.version.number, commit.version.sha]

@@ -32,11 +32,14 @@ def main(service: Service) -> None:
         register_run(client, head, service.name)
         check_not_ahead(service.reader, head)
 
+    from transformers.utils.logging import disable_progress_bar
+
     from .engines.torch import TorchEngine
     from .group import GroupServer
     from .service import RolloutParts, RolloutService
     from .tokenize import PromptTokenizer
 
+    disable_progress_bar()
     with Beacon(client, "rollout", service.name, config.leases.heartbeat_s) as beacon, DirectoryCache(CACHE) as cache:
         beacon.doing(f"preparing run {config.run}")
         restore()

@@ -206,7 +206,7 @@ class RolloutService:
         """Now and then, take back leases that ran out, of whichever worker."""
         if time.monotonic() - self._reaped_s > self.parts.config.leases.lease_s / 4:
             self._reaped_s = time.monotonic()
-            for group, after in self.parts.ledger.reap(round):
+            for group, after in self.parts.ledger.reap(round, own=self._serving):
                 log.warning("%s: a lease ran out, the group is %s", group, after)
 
     def _cancel(self, group: str) -> None:

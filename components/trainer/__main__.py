@@ -14,6 +14,7 @@ def main(service: Service) -> None:
     """Train the run's rounds."""
     from rolloutpipe_core.ledger.beacon import Beacon
     from rolloutpipe_core.store.commits import CommitChain
+    from transformers.utils.logging import disable_progress_bar
 
     from .backends.torch import TorchTrainer
     from .service import TrainerParts, TrainerService
@@ -31,6 +32,7 @@ def main(service: Service) -> None:
             reference=reference,
         )
 
+    disable_progress_bar()
     with Beacon(service.client, "trainer", service.name, config.leases.heartbeat_s) as beacon:
         chain = CommitChain(service.store, config.run)
         parts = TrainerParts(config, service.client, service.reader, service.store, chain, make_trainer, beacon, CACHE)

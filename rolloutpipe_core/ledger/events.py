@@ -98,7 +98,7 @@ class RoleTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunMoved(Event):
-    """The run was prepared, stopped (with its reason) or restored from the commit chain."""
+    """The run was prepared, stopped (with its reason), resumed after that, or restored from the commit chain."""
 
     after: str
     reason: str

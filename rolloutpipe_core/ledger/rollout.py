@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rolloutpipe_core.config.models import ScheduleConfig
@@ -132,8 +132,8 @@ class RolloutLedger:
         pairs = [part for lease in leases for part in (lease.group, lease.nonce)]
         return [str(group) for group in self.client.call("renew", keys, [self._lease_ms, *pairs])]
 
-    def reap(self, round: int) -> list[tuple[str, GroupState]]:
-        """Take back the leases that ran out, of whichever worker.
+    def reap(self, round: int, own: Collection[str] = ()) -> list[tuple[str, GroupState]]:
+        """Take back the leases that ran out, of whichever worker but of none of its `own` groups, which it renews.
 
         After a restart of Redis nothing is taken back for one lease's length: nobody could renew meanwhile.
         """
@@ -143,6 +143,7 @@ class RolloutLedger:
             lambda: self.client.redis.zrangebyscore(leases, "-inf", now - 1),  # type: ignore[arg-type, return-value]
             "leases",
         )
+        expired = [group for group in expired if group not in own]
         if not expired or self.client.server()[1] < self._lease_ms:
             return []
         return [(group, self._release(group, "", "lease ran out", self._max_attempts)) for group in expired]

@@ -3,7 +3,16 @@
 -- After a lost Redis the same call restores the run at the head of the commit chain.
 local WEIGHTS = KEYS[4]
 local actor, lineage, version, sha = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-if redis.call('HEXISTS', RUN, 'state') == 1 then return {'REPEAT', redis.call('HGET', RUN, 'version')} end
+local state = redis.call('HGET', RUN, 'state')
+if state then
+  -- Somebody starts a stopped run again: what stopped it is judged anew.
+  if state == 'stopped' then
+    redis.call('HSET', RUN, 'state', 'active')
+    redis.call('HDEL', RUN, 'stop_reason')
+    tell('run', actor, {'to', 'resumed'})
+  end
+  return {'REPEAT', redis.call('HGET', RUN, 'version')}
+end
 redis.call('HSET', RUN, 'state', 'active', 'lineage', lineage, 'version', version, 'version_sha', sha,
   'config_sha', ARGV[8], 'prepared_ms', NOW)
 redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[5], 'commit', ARGV[6], 'commit_sha', ARGV[7], 'at_ms', NOW)

@@ -159,6 +159,9 @@ def test_too_many_unusable_groups_stop_the_run_with_the_reasons(bench: Bench) ->
     head = bench.chain.head()
     assert head is not None
     assert head.commit.version.number == 0
+    schedule = bench.config.schedule.model_copy(update={"max_unusable_fraction": 0.4})
+    bench.start_trainer(bench.config.model_copy(update={"schedule": schedule})).finish()
+    assert trainer.published(), "started again with a larger share, the run goes on"
 
 
 def test_a_duplicate_announcement_is_put_aside(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from rolloutpipe_core.config.connections import LOCAL_REGION, Connections, RedisConnection, S3Connection
 from rolloutpipe_core.domain import FinishReason, Group, Sample, VersionSpan, WeightVersion
-from rolloutpipe_core.local.seaweed import remove_sockets, start_seaweedfs
+from rolloutpipe_core.local.seaweed import remove_stale_sockets, start_seaweedfs
 from rolloutpipe_core.local.servers import LocalServers
 from rolloutpipe_core.local.valkey import start_valkey
 from rolloutpipe_core.store.objects import ObjectStore
@@ -73,7 +73,7 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Connection
     server = start_seaweedfs(folder / "data", folder / "log", access_key, secret_key, die_with_parent=True)
     yield S3Connection(f"http://127.0.0.1:{server.port}", LOCAL_REGION, access_key, secret_key)
     server.kill()
-    remove_sockets(server.record.ports)
+    remove_stale_sockets()
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +105,8 @@ def own_servers(tmp_path: Path) -> Iterator[LocalServers]:
     """A Valkey and a SeaweedFS of this test alone."""
     with LocalServers.start(tmp_path, die_with_parent=True) as servers:
         yield servers
+        # A polite end takes SeaweedFS a second.
+        servers.s3.kill()
 
 
 @pytest.fixture

@@ -74,6 +74,7 @@ def start_seaweedfs(
     """
     scratch = data / "tmp"
     scratch.mkdir(parents=True, exist_ok=True)
+    remove_stale_sockets()
     binary = weed_binary()
     program = Program(
         name=NAME,
@@ -98,11 +99,15 @@ def start_seaweedfs(
     )
 
 
-def remove_sockets(ports: tuple[int, ...]) -> None:
-    """Delete the Unix sockets that a killed server left in /tmp; it can't be told to put them elsewhere."""
-    for port in ports:
-        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-            with suppress(OSError):
+def remove_stale_sockets() -> None:
+    """Delete Unix sockets that ended servers left in /tmp; SeaweedFS can't be told to put them elsewhere."""
+    for path in Path("/tmp").glob("seaweedfs-*.sock"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if path.stat().st_uid != os.getuid():
+                continue
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
                 path.unlink()
 
 

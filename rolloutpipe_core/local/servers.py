@@ -111,9 +111,7 @@ def _clean_up(directory: Path) -> bool:
         process.send(signal.SIGTERM)
     for process in processes:
         process.stop()
-    recorded = read_servers(directory)
-    if recorded is not None:
-        seaweed.remove_sockets(recorded.s3.ports)
+    seaweed.remove_stale_sockets()
     servers_path(directory).unlink(missing_ok=True)
     credentials_path(directory).unlink(missing_ok=True)
     return bool(processes)

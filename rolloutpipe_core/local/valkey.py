@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from rolloutpipe_core.errors import BadInput, RedisUnavailable
 from rolloutpipe_core.local.process import Program, ServerProcess, start_server
@@ -72,7 +74,14 @@ maxmemory-policy noeviction
 
 
 def _answers(port: int, password: str) -> bool:
-    client = redis.Redis("127.0.0.1", port, password=password, socket_timeout=1.0, socket_connect_timeout=1.0)
+    client = redis.Redis(
+        "127.0.0.1",
+        port,
+        password=password,
+        socket_timeout=1.0,
+        socket_connect_timeout=1.0,
+        retry=Retry(NoBackoff(), 0),
+    )
     try:
         return bool(client.ping())
     except (redis.ConnectionError, redis.TimeoutError):

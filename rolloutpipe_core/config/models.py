@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+VERIFIER = r"^(?:pointer_walk|exact|math|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -119,8 +120,9 @@ class EngineConfig(Section):
 class RewardConfig(Section):
     """The verifier and its worker processes."""
 
-    verifier: Literal["pointer_walk", "exact", "math"] = "pointer_walk"
-    """`pointer_walk`: last `#X`; `exact`: stripped text equals the answer; `math`: math-verify on the final answer."""
+    verifier: Annotated[str, Field(pattern=VERIFIER)] = "pointer_walk"
+    """`pointer_walk`: last `#X`; `exact`: stripped text equals the answer; `math`: math-verify on the final answer;
+    or your own as `module:function`, a `Verifier` (rewards/score.py) on PYTHONPATH or in the working folder."""
     workers: Positive = 1
     """Worker processes."""
     deadline_s: Seconds = 5.0

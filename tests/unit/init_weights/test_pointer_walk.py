@@ -14,11 +14,10 @@ from rolloutpipe_components.init_weights.pointer_walk import (
     pad_examples,
     tokens_of,
 )
-from rolloutpipe_components.rollout.tokenize import encode_prompt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rolloutpipe_core.data.models import resolve_model
-from rolloutpipe_core.data.pointer_walk import Walk, pointer_walk_prompts
+from rolloutpipe_core.data.pointer_walk import Walk
 
 torch.set_num_threads(1)
 
@@ -40,13 +39,6 @@ def test_one_id_a_character(shipped_tokenizer):
 
 def test_the_shipped_tokenizer_is_the_recipes(shipped_tokenizer):
     assert build_tokenizer().backend_tokenizer.to_str() == shipped_tokenizer.backend_tokenizer.to_str()
-
-
-def test_prompts_are_encoded_and_decoded_whole(shipped_tokenizer):
-    for prompt in pointer_walk_prompts(2, 50):
-        ids = encode_prompt(shipped_tokenizer, prompt, 96)
-        assert len(ids) == len(prompt.text)
-        assert shipped_tokenizer.decode(ids) == prompt.text
 
 
 def test_the_shipped_weights_are_those_of_the_recipes_model():

@@ -160,7 +160,8 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
     verifier, source = config.rewards.verifier, config.data.source
-    if (verifier == "pointer_walk") != (source == "pointer_walk"):
+    own = ":" in verifier  # "module:function" may fit anything
+    if not own and (verifier == "pointer_walk") != (source == "pointer_walk"):
         yield _warning(
             "rewards.verifier",
             f"{verifier} does not fit the answers of data source {source}",

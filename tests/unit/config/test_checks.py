@@ -121,6 +121,10 @@ def test_other_sections(sections: dict[str, Any], severity: str, key: str) -> No
     assert only(**sections) == (severity, key)
 
 
+def test_a_verifier_of_the_users_own_fits_any_data() -> None:
+    assert problems(rewards={"verifier": "my_rewards:judge"}) == []
+
+
 def test_errors_come_first() -> None:
     found = problems(sampling={"top_p": 0.9}, optimizer={"decay": "linear"}, schedule={"groups_per_round": 15})
     assert [problem.severity for problem in found] == ["error", "warning", "warning"]

@@ -19,28 +19,37 @@ def sample_seed(run_seed: int, round: int, group: int, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
 
 
-class GumbelStream:
-    """Gumbel noise of one sample, position by position.
+def gumbel(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn uniforms in [0, 1 - 2**-53] into Gumbel noise, in place: -log(-log u), between -3.63 and 36.74."""
+    # Only an exact 0 must be moved to keep both logarithms finite.
+    np.maximum(uniform, 2.0**-54, out=uniform)
+    for _ in range(2):
+        np.log(uniform, out=uniform)
+        np.negative(uniform, out=uniform)
+    return uniform
 
-    Each position owns ceil(V / 4) Philox counters (four 64-bit words each), so that `seek` is one
-    `advance` and positions never share a word.
+
+class GumbelStream:
+    """Gumbel noise of one sample, position by position, from Philox 4x64 (Salmon et al., SC 2011).
+
+    Each position owns ceil(V / 4) counters of four 64-bit words, so that `seek` is one `advance` and
+    positions never share a word. A uniform takes 53 bits: 24 would cap the noise at 16.6 and with it the
+    tail of a large vocabulary.
     """
 
     def __init__(self, seed: int, vocabulary: int) -> None:
         self._vocabulary = vocabulary
-        self._blocks = -(-vocabulary // 4)
+        self._counters = -(-vocabulary // 4)
         self._seed = seed
         self.seek(0)
 
     def seek(self, position: int) -> None:
-        """Make `next()` return the noise of this position."""
+        """Make `take` go on from this position."""
         bits = np.random.Philox(key=self._seed)
-        bits.advance(position * self._blocks)
+        if position:
+            bits.advance(position * self._counters)
         self._generator = np.random.Generator(bits)
 
-    def next(self) -> NDArray[np.float64]:
-        """Noise of the next position: float64 [V]. Uniforms carry 53 bits, which caps the noise at 36.7."""
-        uniform = self._generator.random(self._blocks * 4)[: self._vocabulary]
-        # random() lies in [0, 1 - 2**-53]: only an exact 0 must be moved to keep both logarithms finite.
-        np.maximum(uniform, 2.0**-54, out=uniform)
-        return -np.log(-np.log(uniform))
+    def take(self, positions: int) -> NDArray[np.float64]:
+        """Noise of the next positions, float64 [positions, V]; how many are taken at once changes no bit."""
+        return gumbel(self._generator.random((positions, self._counters * 4)))[:, : self._vocabulary]

@@ -64,13 +64,13 @@ class ServerProcess:
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
         """Ask it to end, and end it when it doesn't in time. Returns when it is gone."""
         self.send(signal.SIGTERM)
-        if not _until(lambda: not self.is_running(), deadline_s):
+        if not until(lambda: not self.is_running(), deadline_s):
             self.kill()
 
     def kill(self) -> None:
         """kill -9; returns when it is gone."""
         self.send(signal.SIGKILL)
-        if not _until(lambda: not self.is_running(), STOP_DEADLINE_S):
+        if not until(lambda: not self.is_running(), STOP_DEADLINE_S):
             raise DeadlineExceeded(
                 f"{self.name} does not end", given=f"pid {self.record.pid}", expected=f"within {STOP_DEADLINE_S:g} s"
             )
@@ -183,7 +183,7 @@ def _launch(program: Program, arguments: Sequence[str], stdin: str) -> subproces
 
 def _await(program: Program, child: subprocess.Popen[bytes], ready: Callable[[], bool]) -> bool:
     """True when it answers, False when it ended."""
-    if not _until(lambda: child.poll() is not None or ready(), START_DEADLINE_S):
+    if not until(lambda: child.poll() is not None or ready(), START_DEADLINE_S):
         raise DeadlineExceeded(
             f"the embedded {program.name} does not answer",
             given=f"its log ends: {_tail(program.log)}",
@@ -193,7 +193,8 @@ def _await(program: Program, child: subprocess.Popen[bytes], ready: Callable[[],
     return child.poll() is None
 
 
-def _until(condition: Callable[[], bool], deadline_s: float) -> bool:
+def until(condition: Callable[[], bool], deadline_s: float) -> bool:
+    """Wait for a condition; False when it did not come in time."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:

@@ -33,6 +33,7 @@ from rolloutpipe_core.domain import WeightVersion
 from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.noise import sample_seed
 
+from .engines.policy import cache_argument
 from .engines.torch import TorchEngine
 
 SLOTS, SAMPLES = 64, 8
@@ -63,14 +64,14 @@ class Report:
     deterministic_over_fast: float
 
 
-@torch.inference_mode()
 def plain_loop(model: PreTrainedModel, prompts: Sequence[Sequence[int]], lengths: Sequence[int], chunk: int) -> None:
     """Left-padded generation with a KV cache at temperature 1, `chunk` samples at a time; ended rows are dropped."""
     for start in range(0, len(prompts), chunk):
-        _plain_chunk(model, prompts[start : start + chunk], torch.tensor(lengths[start : start + chunk]))
+        plain_chunk(model, prompts[start : start + chunk], torch.tensor(lengths[start : start + chunk]))
 
 
-def _plain_chunk(
+@torch.inference_mode()
+def plain_chunk(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], remaining: torch.Tensor
 ) -> list[tuple[list[int], list[float]]]:
     """One chunk, left-padded; row i ends after `remaining[i]` tokens. Returns ids and log-probabilities of each."""
@@ -81,8 +82,9 @@ def _plain_chunk(
     responses: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     live = torch.arange(len(prompts))
     cache = DynamicCache()
+    passed = {cache_argument(model): cache}
     while True:
-        output = model(ids, attention_mask=mask, position_ids=positions, cache=cache, logits_to_keep=1)
+        output = model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, **passed)
         logprobs = output.logits[:, -1].float().log_softmax(-1)
         ids = logprobs.exp().multinomial(1)
         chosen = logprobs.gather(1, ids)[:, 0]

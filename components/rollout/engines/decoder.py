@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutpipe_core.config.models import SamplingConfig
 from rolloutpipe_core.domain import Completion, FinishReason, VersionSpan, WeightVersion
-from rolloutpipe_core.errors import EngineFailure, RolloutPipeError
+from rolloutpipe_core.errors import EngineFailure
 
 from .policy import Policy
+from .requests import EngineStatistics, Request, SampleState
 from .sampling import SamplingRows, SlotNoise, choose
 from .shapes import DeterministicShapes
 from .slots import PrefilledPrompt, SlotCache
@@ -34,46 +33,6 @@ from .slots import PrefilledPrompt, SlotCache
 WINDOW_QUANTUM = 16
 # Padded tokens of one fast prefill forward: bounds its memory, and the pause it makes in decoding.
 PREFILL_TOKENS = 8192
-
-
-@dataclass(eq=False, slots=True)
-class SampleState:
-    """One response as it grows."""
-
-    seed: int
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """K samples of one prompt. `on_end` gets the completions, in the order of the seeds, or the failure."""
-
-    prompt_ids: Sequence[int]
-    sampling: SamplingConfig
-    stop_ids: frozenset[int]
-    samples: list[SampleState]
-    priority: int
-    on_end: Callable[[list[Completion] | RolloutPipeError], None]
-    started: int = 0  # samples that have had a slot
-    prompt: PrefilledPrompt | None = None  # from the first start to the last
-
-    @property
-    def unfinished(self) -> int:
-        return sum(sample.finish_reason is None for sample in self.samples)
-
-
-@dataclass(slots=True)
-class EngineStatistics:
-    """Counts since the engine was made."""
-
-    steps: int = 0  # decode forwards
-    slot_steps: int = 0  # live slots, summed over the steps: slot_steps / (steps * slots) is the occupancy
-    prefills: int = 0  # prompts prefilled
-    prompt_tokens: int = 0  # of those prompts
-    tokens: int = 0  # sampled
-    samples_ended: int = 0  # finished, cancelled or failed
 
 
 class SlotDecoder:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
 from rolloutpipe_core.config.models import ModelConfig
 from rolloutpipe_core.errors import EngineFailure
@@ -28,18 +28,11 @@ class LinearShape(NamedTuple):
 
 
 class Policy:
-    """A Hugging Face causal LM with plain causal attention in every layer, in evaluation mode."""
+    """A Hugging Face causal LM in evaluation mode; `served.py` says which ones can be served."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        layers = DynamicCache(config=config).layers
-        if not all(type(layer) is DynamicLayer for layer in layers):
-            raise EngineFailure(
-                "this model's attention is not served",
-                given=f"{type(model).__name__} with {sorted({type(layer).__name__ for layer in layers})}",
-                expected="full causal attention in every layer (no sliding window, no recurrent state)",
-                remedy="use a model such as Qwen3, Qwen2 or Llama",
-            )
+        self.config = config
         self._model = model.eval()
         self.device = model.device
         self.dtype = model.dtype
@@ -56,23 +49,19 @@ class Policy:
             }
         )
         self.eos_ids = _eos_ids(model)
-        # Renamed between transformers releases; the old name only warns where both exist.
-        self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._cache_argument = cache_argument(model)
 
     @classmethod
     def from_directory(cls, directory: Path, config: ModelConfig) -> Policy:
-        """Raises EngineFailure when the folder holds no complete model that can be served."""
-        try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=getattr(torch, config.dtype),
-                attn_implementation="sdpa",
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-            raise EngineFailure("the model cannot be loaded", given=f"{directory}: {error}") from error
+        """Raises EngineFailure when weights are missing, and what transformers raises for other faults."""
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
         model, report = loaded
         if report["missing_keys"]:
             raise EngineFailure("weights are missing", given=f"{directory} lacks {_some(report['missing_keys'])}")
@@ -82,19 +71,23 @@ class Policy:
         """Copy the safetensors of `directory` into the model, in place and cast to its dtype.
 
         Names and shapes are compared before anything is copied. Tied tensors may be given under one name
-        or under several with equal values. Raises EngineFailure; the weights are then undefined.
+        or under several with equal values. Raises EngineFailure when they do not fit, and what safetensors
+        raises; the weights are then undefined.
         """
         state = self._model.state_dict()
         files = sorted(directory.glob("*.safetensors"))
-        try:
-            _check_names(state, files, directory)
-            written: dict[int, str] = {}
-            for file in files:
-                with safe_open(file, framework="pt") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118
-                        _copy(name, tensors.get_tensor(name), state[name], written)
-        except (OSError, SafetensorError) as error:
-            raise EngineFailure("the weights cannot be read", given=f"{directory}: {error}") from error
+        _check_names(state, files, directory)
+        written: dict[int, str] = {}
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    _copy(name, tensors.get_tensor(name), state[name], written)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """One plain forward, without any cache: int64 [B, S] to logits, float32 [B, S, V]."""
+        output: Any = self._model(input_ids=ids.to(self.device), use_cache=False)
+        logits: Tensor = output.logits
+        return logits.float()
 
     def prefill(self, prompts: Sequence[Sequence[int]], length: int, least_rows: int = 1) -> list[PrefilledPrompt]:
         """One forward over prompts padded at the right to `length`; causal attention never sees the padding.
@@ -109,7 +102,8 @@ class Policy:
         cache = DynamicCache()
         logits = self._forward(
             ids.to(self.device),
-            torch.arange(length, device=self.device)[None],
+            # Padding past the model's last position takes that one: a table of positions ends there.
+            torch.arange(length, device=self.device).clamp_(max=(self.max_positions or length) - 1)[None],
             mask=None,
             cache=cache,
             keep=torch.tensor(kept, device=self.device),
@@ -146,6 +140,11 @@ class Policy:
         )
         logits: Tensor = output.logits
         return logits
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What `forward` calls its cache: renamed between transformers releases, which then warn of the old name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:

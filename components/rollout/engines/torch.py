@@ -23,11 +23,13 @@ from typing import TypeVar
 
 from rolloutpipe_core.config.models import EngineConfig, ModelConfig, SamplingConfig
 from rolloutpipe_core.domain import Completion, WeightVersion
-from rolloutpipe_core.errors import BadInput, DeadlineExceeded, EngineFailure, RolloutPipeError
+from rolloutpipe_core.errors import DeadlineExceeded, EngineFailure, RolloutPipeError
 
-from .decoder import EngineStatistics, Request, SampleState, SlotDecoder
+from .decoder import SlotDecoder
 from .determinism import checked_shapes
 from .policy import Policy
+from .requests import EngineStatistics, Request, SampleState, check_call
+from .served import check_served
 from .shapes import DeterministicShapes
 
 T = TypeVar("T")
@@ -174,7 +176,7 @@ class TorchEngine:
             self._load_policy(directory)
             self._decoder = self._new_decoder(version)
         except Exception as error:
-            result(_failure("the weights cannot be loaded", error))
+            result(_failure(f"the weights in {directory} cannot be loaded", error))
         else:
             result(None)
 
@@ -183,6 +185,7 @@ class TorchEngine:
             self._policy.load_weights(directory)
             return
         policy = Policy.from_directory(directory, self._model)
+        check_served(policy)
         if self._engine.deterministic:
             self._shapes = checked_shapes(policy, self._engine.slots)
         self._policy = policy
@@ -201,36 +204,6 @@ class TorchEngine:
         self.statistics.samples_ended += request.unfinished
         # Every caller gets an exception of its own: raising one adds a traceback to it.
         request.on_end(dataclasses.replace(failure))
-
-
-def check_call(policy: Policy, prompt_ids: Sequence[int], sampling: SamplingConfig, seeds: Sequence[int]) -> None:
-    """Raise BadInput for what the model, the noise or the caches cannot take."""
-    if len(prompt_ids) == 0 or len(seeds) == 0:
-        raise BadInput(
-            "nothing to sample",
-            given=f"{len(prompt_ids)} prompt ids, {len(seeds)} seeds",
-            expected="at least one of each",
-        )
-    for what, ids in (("prompt", prompt_ids), ("stop", sampling.stop_ids)):
-        outside = [int(token) for token in ids if not 0 <= token < policy.vocabulary]
-        if outside:
-            raise BadInput(
-                f"a {what} id is not in the model's vocabulary",
-                given=str(outside[0]),
-                expected=f"0 to {policy.vocabulary - 1}",
-                remedy="use the tokenizer of this model",
-            )
-    positions = len(prompt_ids) + sampling.max_new_tokens
-    if policy.max_positions is not None and positions > policy.max_positions:
-        raise BadInput(
-            "prompt and response may get longer than the model's positions",
-            given=f"{len(prompt_ids)} prompt tokens + sampling.max_new_tokens {sampling.max_new_tokens}",
-            expected=f"at most {policy.max_positions}",
-            remedy="lower sampling.max_new_tokens or data.max_prompt_tokens",
-        )
-    for seed in seeds:
-        if not 0 <= seed < 1 << 128:
-            raise BadInput("a seed is not a 128-bit key", given=str(seed), expected="that of noise.sample_seed")
 
 
 def _closed() -> EngineFailure:

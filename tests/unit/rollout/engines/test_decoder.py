@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from rolloutpipe_components.rollout.engines.decoder import EngineStatistics, Request, SampleState, SlotDecoder
+from rolloutpipe_components.rollout.engines.decoder import SlotDecoder
 from rolloutpipe_components.rollout.engines.policy import Policy
+from rolloutpipe_components.rollout.engines.requests import EngineStatistics, Request, SampleState
 from rolloutpipe_components.rollout.engines.shapes import DeterministicShapes
 
 from rolloutpipe_core.config.models import SamplingConfig
@@ -55,7 +56,7 @@ def never_stopping(policies: Policies) -> Policy:
 def teacher_forced(policy: Policy, prompt: list[int], response: NDArray[np.int32], temperature: float) -> torch.Tensor:
     """log-softmax(logits / T) of the response's ids from one plain forward over prompt and response, [T]."""
     with torch.no_grad():
-        logits = policy._model(torch.tensor([[*prompt, *response.tolist()]])).logits[0]
+        logits = policy.forward(torch.tensor([[*prompt, *response.tolist()]]))[0]
     logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
     return logprobs.gather(1, torch.from_numpy(response).long()[:, None])[:, 0]
 
@@ -148,7 +149,7 @@ def test_top_k_of_one_is_greedy(policies: Policies) -> None:
     ids = [5, 6, 7]
     with torch.no_grad():
         for _ in range(12):
-            ids.append(int(policy._model(torch.tensor([ids])).logits[0, -1].argmax()))
+            ids.append(int(policy.forward(torch.tensor([ids]))[0, -1].argmax()))
     assert [completion.response_ids.tolist() for completion in run.completions["a"]] == [ids[3:]] * 2
 
 

@@ -3,9 +3,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rolloutpipe_components.rollout.engines.decoder import EngineStatistics, Request, SampleState, SlotDecoder
+from rolloutpipe_components.rollout.engines.decoder import SlotDecoder
 from rolloutpipe_components.rollout.engines.determinism import LEAST_ROWS, WINDOW_QUANTA, checked_shapes
 from rolloutpipe_components.rollout.engines.policy import Policy
+from rolloutpipe_components.rollout.engines.requests import EngineStatistics, Request, SampleState
 from rolloutpipe_components.rollout.engines.shapes import DeterministicShapes
 
 from rolloutpipe_core.config.models import SamplingConfig

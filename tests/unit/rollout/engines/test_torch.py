@@ -166,23 +166,6 @@ def test_a_first_load_without_all_weights_is_refused(folders: Folders, tmp_path:
     run(work)
 
 
-def test_an_attention_that_slots_cannot_serve_is_refused(tmp_path: Path) -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=8,
-    )  # fmt: skip
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-
-    async def work() -> None:
-        async with engine_of(tmp_path, load=False) as engine:
-            with pytest.raises(EngineFailure, match=r"attention is not served.*Sliding"):
-                await engine.load(V0, tmp_path)
-
-    run(work)
-
-
 def test_a_failing_step_fails_all_calls_and_leaves_a_clear_engine(folders: Folders, tmp_path: Path) -> None:
     def poison(tensors: dict[str, torch.Tensor]) -> None:
         tensors[NORM].fill_(torch.nan)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(eq=False)  # an exception must stay hashable
 class RolloutPipeError(Exception):
     """What happened, with what was given, what was expected and what to do.
 
@@ -83,7 +83,7 @@ class LedgerRefused(RolloutPipeError):
     exit_code = 8
 
 
-@dataclass
+@dataclass(eq=False)  # an exception must stay hashable
 class CommitLost(RolloutPipeError):
     winner: bytes = b""  # the commit that stands, as stored
 

@@ -100,6 +100,7 @@ class GroupServer:
 async def within(deadline_s: float, call: Awaitable[T], what: str) -> T:
     """An engine call with its deadline: missing it is the engine's failure, and the group is tried again."""
     try:
-        return await asyncio.wait_for(call, deadline_s)
+        async with asyncio.timeout(deadline_s):
+            return await call
     except TimeoutError:
         raise EngineFailure(f"waited {deadline_s:g} s for {what}", remedy="raise deadlines.engine_s") from None

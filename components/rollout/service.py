@@ -184,7 +184,8 @@ class RolloutService:
     async def _progress(self) -> None:
         """Wait until a group moved on or others may have done something; surface a group's fatal error."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):  # wait_for of Python 3.11 can swallow a cancellation
+                await self._wake.wait()
         self._wake.clear()
         for group in [group for group, task in self._serving.items() if task.done()]:
             task = self._serving.pop(group)

@@ -12,9 +12,10 @@ from .trainer import Trainer
 
 def main(service: Service) -> None:
     """Train the run's rounds."""
+    from transformers.utils.logging import disable_progress_bar
+
     from rolloutpipe_core.ledger.beacon import Beacon
     from rolloutpipe_core.store.commits import CommitChain
-    from transformers.utils.logging import disable_progress_bar
 
     from .backends.torch import TorchTrainer
     from .service import TrainerParts, TrainerService

@@ -14,14 +14,16 @@ from .conftest import Run
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_both_services_stopped_within_a_round(run: Run, number: signal.Signals) -> None:
-    run.configure(schedule={"rounds": 3}, leases={"lease_s": 1})
-    rollout, trainer = run.start("rollout"), run.start("trainer")
+    run.configure(schedule={"rounds": 50}, leases={"lease_s": 2})
+    services = [run.start("rollout"), run.start("trainer")]
     run.wait_for(lambda: any(row["state"] == GroupState.CLAIMED for row in run.reader.groups(1)))
-    rollout.stop(number)
-    trainer.stop(number)
-    assert run.reader.run_state()["version"] == "1"
-    run.complete()
-    assert run.reader.run_state()["version"] == "3"
+    for service in services:
+        service.popen.send_signal(number)
+    for service in services:
+        assert service.finish() == (143 if number == signal.SIGTERM else -9), service.text()
+    reached = int(run.reader.run_state()["version"])
+    run.configure(schedule={"rounds": reached + 2}, leases={"lease_s": 2}).complete()
+    assert run.reader.run_state()["version"] == str(reached + 2)
     audit = run.audit()
     assert audit.passed, audit.findings
 

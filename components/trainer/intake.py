@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rolloutpipe_core.domain import Group, GroupRef, GroupState, WeightVersion
-from rolloutpipe_core.errors import Damaged, ObjectMissing, RolloutPipeError
+from rolloutpipe_core.errors import Damaged, ObjectMissing
 from rolloutpipe_core.gate import Expectation, why_altered, why_rejected
 from rolloutpipe_core.ledger.trainer import Announced, Drained, TrainerLedger
 from rolloutpipe_core.store.groups import decode_group
@@ -160,7 +160,7 @@ class Intake:
                 for entry in entries:
                     after = entry.entry
                     self._take(entry)
-        except RolloutPipeError as error:
+        except Exception as error:  # whatever ends the thread must end the trainer's wait, too
             self._fail(error)
 
     def _take(self, entry: object) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from rolloutpipe_core.errors import DeadlineExceeded, Fenced, LedgerRefused, RedisUnavailable
+from rolloutpipe_core.errors import DeadlineExceeded, Fenced, RolloutPipeError
 from rolloutpipe_core.ledger.client import LedgerClient
 
 
@@ -110,5 +110,5 @@ class Beacon:
                 self.beat()
             except Fenced as error:
                 self.fenced = error
-            except (RedisUnavailable, LedgerRefused):
+            except RolloutPipeError:
                 continue  # the service's own calls report an outage with their own deadline

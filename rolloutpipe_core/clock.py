@@ -9,8 +9,7 @@ from collections.abc import Callable
 class ServerClock:
     """The server's time, extrapolated by the monotonic clock from one measurement.
 
-    The measurement is off by at most half of its round trip; `offset_ms` tells how far this machine's own clock is
-    from the server's.
+    The measurement is off by at most half of its round trip.
     """
 
     def __init__(self, server_time_ms: Callable[[], int]) -> None:
@@ -18,7 +17,6 @@ class ServerClock:
         server_ms = server_time_ms()
         after = time.monotonic()
         self._base_ms = server_ms - (before + after) / 2 * 1000
-        self.offset_ms = round(server_ms - time.time() * 1000)
 
     def now_ms(self) -> int:
         """Server time, in ms since 1970."""

@@ -4,9 +4,10 @@
 local fenced = trainer_fenced(ARGV[1], ARGV[2])
 if fenced then return fenced end
 local actor, group_id, entry, reason = ARGV[3], ARGV[4], ARGV[6], ARGV[7]
-redis.call('XACK', FIFO, 'trainer', entry)
+local pending = redis.call('XACK', FIFO, 'trainer', entry) == 1
 local group = redis.call('HMGET', KEYS[8], 'state', 'attempt', 'entry')
 if group[1] ~= 'queued' or group[2] ~= ARGV[5] or group[3] ~= entry then
+  if not pending then return {'REPEAT', 'ignored', redis.call('HGET', ROUND, 'generation') or '0'} end
   tell('announcement', actor, {'group', group_id, 'round', redis.call('HGET', ROUND, 'round') or '0', 'attempt', ARGV[5], 'reason', reason})
   return {'OK', 'ignored', redis.call('HGET', ROUND, 'generation') or '0'}
 end

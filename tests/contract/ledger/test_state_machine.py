@@ -59,7 +59,7 @@ class LedgerMachine(RuleBasedStateMachine):
         first = [self.keys.run, self.keys.ledger, self.keys.fifo, self.keys.weights]
         self.client.call("prepare", first, ["t", 1, 0, VERSION.sha, "object", "commit", "sha", "config"])
         self.workers = [RolloutLedger(self.client, name, 3600, MAX_ATTEMPTS) for name in ("w0", "w1")]
-        self.reaper = RolloutLedger(self.client, "reaper", 0.001, MAX_ATTEMPTS)
+        self.reaper = RolloutLedger(self.client, "reaper", 0, MAX_ATTEMPTS)  # no grace after the start of the server
         self.workers[0].open_round(COHORT, SCHEDULE)
         self.leases: list[Lease] = []  # all that were ever given
         self.trainers = [TrainerLedger.take_role(self.client, "t0", 0)]
@@ -153,12 +153,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         lease, then = self.pick(data, self.leases), self.snapshot()
         expected = self.is_current(lease) and self.state(lease.group) in SERVED
+        repeated = str(self.redis.hget(self.keys.group(lease.group), "released")).startswith(lease.nonce)
         try:
             after = self.workers[0].give_up(lease, "engine died")
             assert after == (GroupState.FAILED if lease.attempt >= MAX_ATTEMPTS else GroupState.DEFERRED)
-            assert expected
+            assert expected != repeated
+            assert (self.snapshot() == then) == repeated
         except (Fenced, LedgerRefused):
             assert not expected
+            assert not repeated
             assert self.snapshot() == then
 
     @rule(index=st.integers(0, GROUPS - 1))

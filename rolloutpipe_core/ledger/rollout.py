@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion
+from rolloutpipe_core.errors import LedgerRefused
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.records import reference_fields
 
@@ -146,7 +148,11 @@ class RolloutLedger:
         expired = [group for group in expired if group not in own]
         if not expired or self.client.server()[1] < self._lease_ms:
             return []
-        return [(group, self._release(group, "", "lease ran out", self._max_attempts)) for group in expired]
+        taken = []
+        for group in expired:
+            with suppress(LedgerRefused):  # another worker reaped it meanwhile, or its holder renewed it
+                taken.append((group, self._release(group, "", "lease ran out", self._max_attempts)))
+        return taken
 
     def _advance(self, lease: Lease, before: GroupState, after: GroupState) -> None:
         args = [*lease.token, before, after, self._lease_ms]

@@ -14,7 +14,7 @@ import redis
 
 from rolloutpipe_core.config.connections import RedisConnection
 from rolloutpipe_core.config.models import ScheduleConfig
-from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion, group_id
+from rolloutpipe_core.domain import GroupRef, GroupState, group_id
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger

@@ -18,7 +18,7 @@ from rolloutpipe_core.ledger.trainer import Drained
 from rolloutpipe_core.local.process import ServerProcess, free_ports
 from rolloutpipe_core.local.valkey import start_valkey
 
-from .conftest import K, HandRun, LossyProxy
+from .conftest import HandRun, K, LossyProxy
 
 
 def test_scripts_that_the_server_forgot_are_loaded_again(hand: HandRun) -> None:
@@ -156,5 +156,5 @@ def test_a_user_whose_rights_do_not_reach_is_told_so(redis_server: RedisConnecti
 
 def test_a_foreign_value_under_our_key_is_named(hand: HandRun) -> None:
     hand.client.redis.set(RunKeys(hand.client.keys.name).round(0), "mine")
-    with pytest.raises(LedgerRefused, match="script open_round.*WRONGTYPE"):
+    with pytest.raises(LedgerRefused, match=r"script open_round.*WRONGTYPE"):
         hand.open()

@@ -24,7 +24,7 @@ def test_touching_intervals_of_compute_are_joined() -> None:
 
 
 def test_a_wait_is_blocked_time_only_when_a_group_was_on_its_way() -> None:
-    watch = Stopwatch(HandClock(0, 40, 100, 107))  # type: ignore[arg-type]
+    watch = Stopwatch(HandClock(0, 100, 107))  # type: ignore[arg-type]
     with watch.blocked(counts=False):
         pass
     with watch.blocked(counts=True):

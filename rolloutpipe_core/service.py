@@ -20,6 +20,7 @@ from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.config.load import load_config
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.errors import RolloutPipeError
+from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.local.state import STATE_FOLDER
@@ -42,6 +43,7 @@ class Service:
     client: LedgerClient
     reader: LedgerReader
     store: ObjectStore
+    beacon: Beacon  # beats while it is entered
 
 
 def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +53,7 @@ def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[
     signal.signal(signal.SIGTERM, _terminate)
     try:
         config = load_config(options.config, options.set)
-        service = connect(config, options.name, Connections.read())
+        service = connect(config, role, options.name, Connections.read())
         service.client.server_time_ms()  # Redis must be there before anything else waits
         probe_store(service.store)
         main(service)
@@ -65,16 +67,24 @@ def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[
     return 0
 
 
-def connect(config: RunConfig, name: str, connections: Connections) -> Service:
+def connect(config: RunConfig, role: str, name: str, connections: Connections) -> Service:
     """The clients of one service, with the config's deadlines."""
     deadlines = config.deadlines
     redis = connections.redis.client()
+    client = LedgerClient(redis, config.run, deadlines.redis_s, _log_outage)
+    beacon = Beacon(client, role, name, config.leases.heartbeat_s)
+
+    def store_is_away(reason: str) -> None:
+        _log_outage(reason)
+        beacon.outage(reason, deadlines.store_s)
+
     return Service(
         config=config,
         name=name,
-        client=LedgerClient(redis, config.run, deadlines.redis_s, _outage),
+        client=client,
         reader=LedgerReader(redis, config.run, deadlines.redis_s),
-        store=ObjectStore(connections.s3.client(), config.bucket, deadlines.store_s, _outage),
+        store=ObjectStore(connections.s3.client(), config.bucket, deadlines.store_s, store_is_away),
+        beacon=beacon,
     )
 
 
@@ -86,7 +96,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _outage(reason: str) -> None:
+def _log_outage(reason: str) -> None:
     if reason:
         log.warning("waits for %s", reason)
 

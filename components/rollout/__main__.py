@@ -18,7 +18,6 @@ def main(service: Service) -> None:
     """Prepare the run, then serve its rounds."""
     from rolloutpipe_core.data.load import load_prompts
     from rolloutpipe_core.data.models import resolve_model
-    from rolloutpipe_core.ledger.beacon import Beacon
     from rolloutpipe_core.ledger.rollout import RolloutLedger
     from rolloutpipe_core.preparation import check_not_ahead, prepare_run, register_run
     from rolloutpipe_core.rewards.pool import VerifierPool
@@ -40,7 +39,7 @@ def main(service: Service) -> None:
     from .tokenize import PromptTokenizer
 
     disable_progress_bar()
-    with Beacon(client, "rollout", service.name, config.leases.heartbeat_s) as beacon, DirectoryCache(CACHE) as cache:
+    with service.beacon as beacon, DirectoryCache(CACHE) as cache:
         beacon.doing(f"preparing run {config.run}")
         restore()
         # The nonce keeps two workers of one name apart: leases are compared with it.

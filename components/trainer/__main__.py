@@ -14,7 +14,6 @@ def main(service: Service) -> None:
     """Train the run's rounds."""
     from transformers.utils.logging import disable_progress_bar
 
-    from rolloutpipe_core.ledger.beacon import Beacon
     from rolloutpipe_core.store.commits import CommitChain
 
     from .backends.torch import TorchTrainer
@@ -34,7 +33,7 @@ def main(service: Service) -> None:
         )
 
     disable_progress_bar()
-    with Beacon(service.client, "trainer", service.name, config.leases.heartbeat_s) as beacon:
+    with service.beacon as beacon:
         chain = CommitChain(service.store, config.run)
         parts = TrainerParts(config, service.client, service.reader, service.store, chain, make_trainer, beacon, CACHE)
         TrainerService(parts).run()

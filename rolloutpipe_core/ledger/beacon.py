@@ -21,14 +21,14 @@ class Waiting:
 
     def __init__(self, what: str, deadline_s: float) -> None:
         self.what = what
-        self.since_ms = int(time.time() * 1000)
         self._deadline_s = deadline_s
-        self.restart()
+        self._since = time.monotonic()
+        self._end = self._since + deadline_s
 
-    def restart(self) -> None:
-        """Something came: the deadline counts from now again."""
-        self._end = time.monotonic() + self._deadline_s
-        self.deadline_ms = int((time.time() + self._deadline_s) * 1000)
+    def ages_ms(self) -> tuple[int, int]:
+        """(ms since it began, ms until its deadline)"""
+        now = time.monotonic()
+        return round((now - self._since) * 1000), round((self._end - now) * 1000)
 
     def check(self, detail: str = "") -> None:
         """Raise DeadlineExceeded once the deadline has passed."""
@@ -50,7 +50,7 @@ class Beacon:
         self._heartbeat_s = heartbeat_s
         self._token: tuple[int, str] | None = None
         self._doing = "starting"
-        self._outage = ""
+        self._outage: Waiting | None = None
         self._waits: list[Waiting] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
@@ -75,9 +75,15 @@ class Beacon:
         """Say what the service works on; shown until the next call."""
         self._doing = what
 
-    def outage(self, reason: str) -> None:
-        """An `on_wait` callback: Redis or the store is away ('' = back again)."""
-        self._outage = reason
+    def outage(self, reason: str, deadline_s: float) -> None:
+        """Show that the object store is away, and why, until the call with an empty reason. From any thread."""
+        shown = self._outage
+        if not reason:
+            self._outage = None
+        elif shown is None:
+            self._outage = Waiting(reason, deadline_s)
+        else:
+            shown.what = reason
 
     @contextmanager
     def waiting(self, what: str, deadline_s: float) -> Iterator[Waiting]:
@@ -91,24 +97,21 @@ class Beacon:
 
     def beat(self) -> None:
         """One heartbeat, now."""
-        wait = self._waits[-1] if self._waits else None
-        fields = {
-            **self._identity,
-            "doing": self._doing,
-            "waiting_for": self._outage or (wait.what if wait else ""),
-            "waiting_since_ms": wait.since_ms if wait else "",
-            "deadline_ms": wait.deadline_ms if wait else "",
-        }
+        wait = self._outage or next(iter(self._waits[-1:]), None)  # one look: waits end in other threads
+        ages = wait.ages_ms() if wait else ("", "")
+        fields = {**self._identity, "doing": self._doing, "waiting_for": wait.what if wait else ""}
         epoch, nonce = self._token or ("", "")
         flat = [part for pair in fields.items() for part in pair]
         keys = [self._client.keys.run, self._client.keys.ledger, self._key, self._client.keys.services]
-        self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *flat])
+        self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *ages, *flat])
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._heartbeat_s):
+        while True:
             try:
                 self.beat()
             except Fenced as error:
                 self.fenced = error
             except RolloutPipeError:
-                continue  # the service's own calls report an outage with their own deadline
+                pass  # the service's own calls report an outage with their own deadline
+            if self._stopped.wait(self._heartbeat_s):
+                return

@@ -52,6 +52,7 @@ class Beacon:
         self._doing = "starting"
         self._outage: Waiting | None = None
         self._waits: list[Waiting] = []
+        self._beating = threading.Lock()  # an older beat may not overtake a newer one
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
         self.fenced: Fenced | None = None
@@ -97,13 +98,14 @@ class Beacon:
 
     def beat(self) -> None:
         """One heartbeat, now."""
-        wait = self._outage or next(iter(self._waits[-1:]), None)  # one look: waits end in other threads
-        ages = wait.ages_ms() if wait else ("", "")
-        fields = {**self._identity, "doing": self._doing, "waiting_for": wait.what if wait else ""}
-        epoch, nonce = self._token or ("", "")
-        flat = [part for pair in fields.items() for part in pair]
-        keys = [self._client.keys.run, self._client.keys.ledger, self._key, self._client.keys.services]
-        self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *ages, *flat])
+        with self._beating:
+            wait = self._outage or next(iter(self._waits[-1:]), None)  # one look: waits end in other threads
+            ages = wait.ages_ms() if wait else ("", "")
+            fields = {**self._identity, "doing": self._doing, "waiting_for": wait.what if wait else ""}
+            epoch, nonce = self._token or ("", "")
+            flat = [part for pair in fields.items() for part in pair]
+            keys = [self._client.keys.run, self._client.keys.ledger, self._key, self._client.keys.services]
+            self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *ages, *flat])
 
     def _run(self) -> None:
         while True:

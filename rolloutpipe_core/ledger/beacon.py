@@ -52,7 +52,7 @@ class Beacon:
         self._doing = "starting"
         self._outage: Waiting | None = None
         self._waits: list[Waiting] = []
-        self._beating = threading.Lock()  # an older beat may not overtake a newer one
+        self._beating = threading.Lock()  # one beat at a time: an older one may not come last
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
         self.fenced: Fenced | None = None
@@ -69,8 +69,9 @@ class Beacon:
 
     def carry(self, epoch: int, nonce: str) -> None:
         """From now on each beat carries the trainer's token, and `fenced` tells when it is no longer the holder's."""
-        self._token = (epoch, nonce)
-        self.fenced = None
+        with self._beating:  # a beat under the token before may not report its end as this one's
+            self._token = (epoch, nonce)
+            self.fenced = None
 
     def doing(self, what: str) -> None:
         """Say what the service works on; shown until the next call."""
@@ -97,7 +98,7 @@ class Beacon:
             self._waits.remove(wait)
 
     def beat(self) -> None:
-        """One heartbeat, now."""
+        """One heartbeat, now. `fenced` tells afterwards when its token is no longer the holder's."""
         with self._beating:
             wait = self._outage or next(iter(self._waits[-1:]), None)  # one look: waits end in other threads
             ages = wait.ages_ms() if wait else ("", "")
@@ -105,15 +106,14 @@ class Beacon:
             epoch, nonce = self._token or ("", "")
             flat = [part for pair in fields.items() for part in pair]
             keys = [self._client.keys.run, self._client.keys.ledger, self._key, self._client.keys.services]
-            self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *ages, *flat])
+            try:
+                self._client.call("beat", keys, [epoch, nonce, round(self._heartbeat_s * 10_000), *ages, *flat])
+            except Fenced as error:
+                self.fenced = error
 
     def _run(self) -> None:
         while True:
-            try:
+            with suppress(RolloutPipeError):  # the service's own calls report an outage with their own deadline
                 self.beat()
-            except Fenced as error:
-                self.fenced = error
-            except RolloutPipeError:
-                pass  # the service's own calls report an outage with their own deadline
             if self._stopped.wait(self._heartbeat_s):
                 return

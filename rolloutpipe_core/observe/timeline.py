@@ -257,7 +257,7 @@ def _group_moved(line: RoundTimeline, event: GroupMoved) -> None:
             group.samples, group.tokens = int(details["samples"]), int(details["tokens"])
             group.longest_response = int(details["longest_response"])
             _keep_scores(group, details)
-        case GroupState.FILTERED:
+        case GroupState.FILTERED if "reward_mean" in details:  # not when a commit told Redis of it
             group.samples = line.samples_per_group
             _keep_scores(group, details)
         case GroupState.CLAIMED:

@@ -14,18 +14,21 @@ if tonumber(now[1]) ~= tonumber(version) - 1 then
 end
 redis.call('HSET', ROUND, 'round', round)
 redis.call('HSETNX', ROUND, 'generation', '1')
+redis.call('HSETNX', ROUND, 'groups', text(#KEYS - 8))
 local count = {filtered = 0, failed = 0, rejected = 0}
 for i = 8, #KEYS - 1 do
   local at = 12 + 4 * (i - 8)
-  local group, state = redis.call('HMGET', KEYS[i], 'state', 'entry'), 'trained'
-  local fields, reason = {'update', ARGV[at + 2], 'update_index', ARGV[at + 3]}, ''
+  local id, group = ARGV[at], redis.call('HMGET', KEYS[i], 'state', 'entry')
+  local state, fields, reason = 'trained', {'update', ARGV[at + 2], 'update_index', ARGV[at + 3]}, ''
   if i - 8 >= trained then
     state, fields, reason = ARGV[at + 1], {}, ARGV[at + 2]
     count[state] = count[state] + 1
   end
   if not group[1] then
-    redis.call('HSET', KEYS[i], 'group', ARGV[at], 'round', round, 'state', 'deferred', 'attempt', ARGV[at + 1])
+    redis.call('HSET', KEYS[i], 'group', id, 'round', round, 'index', text(tonumber(id:match('%d+$'))), 'lineage', ARGV[11],
+      'state', 'deferred', 'attempt', '0', 'rejections', '0')
   end
+  if state == 'trained' then redis.call('HSET', KEYS[i], 'attempt', ARGV[at + 1]) end
   if group[1] ~= state then move(KEYS[i], actor, state, fields, reason) end
   if group[2] then redis.call('XACK', FIFO, 'trainer', group[2]) end
 end

@@ -112,6 +112,7 @@ class HandRun:
     client: LedgerClient
     reader: LedgerReader
     rollout: RolloutLedger
+    genesis: Genesis
     head: Link
 
     @classmethod
@@ -120,7 +121,7 @@ class HandRun:
         genesis = Genesis(run=run, lineage=1, weights_sha="a" * 64, data_fingerprint="data", config_sha="c" * 64)
         head = Link(genesis.key, "0" * 64, genesis)
         register_run(ledger, head, "worker")
-        return cls(ledger, LedgerReader(client, run), RolloutLedger(ledger, "worker", 3600, 3), head)
+        return cls(ledger, LedgerReader(client, run), RolloutLedger(ledger, "worker", 3600, 3), genesis, head)
 
     def cohort(self) -> Cohort:
         """Of the round after the head."""

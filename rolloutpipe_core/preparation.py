@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from rolloutpipe_core.config.identity import config_sha, difference
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.errors import BadInput, CommitLost, StoreRefused
@@ -56,9 +58,18 @@ def prepare_run(config: RunConfig, model: Path, data_fingerprint: str, store: Ob
 
 def store_config(config: RunConfig, store: ObjectStore) -> None:
     """Write `config.json` once; on a resume, refuse a config that would make it another run."""
-    result = store.put_if_absent(f"runs/{config.run}/config.json", config.model_dump_json(indent=1).encode())
+    key = f"runs/{config.run}/config.json"
+    result = store.put_if_absent(key, config.model_dump_json(indent=1).encode())
     if not result.ours:
-        changed = difference(RunConfig.model_validate_json(result.stored), config)
+        try:
+            stored = RunConfig.model_validate_json(result.stored)
+        except ValidationError as error:
+            raise BadInput(
+                f"run {config.run} has a configuration that this version does not understand",
+                given=f"{key}: {error.errors()[0]['msg']} ({'.'.join(map(str, error.errors()[0]['loc']))})",
+                remedy="go on with the version of rolloutpipe that made the run, or give this run another name",
+            ) from error
+        changed = difference(stored, config)
         if changed:
             raise BadInput(
                 f"run {config.run} exists with another configuration",

@@ -21,14 +21,15 @@ class AdmissionPolicy:
 
     width: int | None  # F_w, None: no frontier, all at once
     fill: bool  # use spare slots outside the frontier
-    share: int | None  # most groups one worker holds when all are admitted at once
+    share: int | None  # most open groups one worker holds, so that the others get theirs; None: no limit
 
     @classmethod
     def of(cls, schedule: ScheduleConfig, workers: int) -> AdmissionPolicy:
         if schedule.kind in ("serial", "cgp"):
             return cls(width=None, fill=False, share=-(-schedule.groups_per_round // workers))
         fill = schedule.kind == "stream" or schedule.frontier_mode == "fill"
-        return cls(width=schedule.frontier_width, fill=fill, share=None)
+        width = schedule.frontier_width
+        return cls(width=width, fill=fill, share=None if fill else -(-width // workers))
 
     @property
     def hard_width(self) -> int:
@@ -56,11 +57,10 @@ def admissible(
         samples_per_group: K.
     """
     waiting = [group for group in open if group in deferred]
-    if policy.width is None:
-        assert policy.share is not None
-        return waiting[: max(0, policy.share - held)]
     frontier = set(open[: policy.width])
     chosen = [group for group in waiting if group in frontier]
+    if policy.share is not None:
+        chosen = chosen[: max(0, policy.share - held)]
     if policy.fill:
         spare = spare_slots - len(chosen) * samples_per_group
         beyond = [group for group in waiting if group not in frontier]

@@ -103,6 +103,12 @@ def _frontier(config: RunConfig) -> Iterator[Problem]:
                 f"F_w = {width} is wider than the round, R = {schedule.groups_per_round}",
                 f"set it to at most {schedule.groups_per_round}, or schedule.kind to cgp",
             )
+        elif kind == "cgp+fgd" and schedule.frontier_mode == "hard" and config.rollout_workers > width:
+            yield _warning(
+                "schedule.frontier_width",
+                f"{config.rollout_workers} workers share a hard frontier of F_w = {width} groups: some stay idle",
+                f"set it to a multiple of {config.rollout_workers}, or schedule.frontier_mode to fill",
+            )
     elif "frontier_width" in given:
         yield _warning("schedule.frontier_width", f"{kind} has no frontier", "remove it, or set kind to cgp+fgd")
     if "frontier_mode" in given and kind != "cgp+fgd":

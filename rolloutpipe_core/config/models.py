@@ -241,7 +241,7 @@ class RunConfig(Section):
     leases: LeaseConfig = LeaseConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     rollout_workers: Positive = 1
-    """Rollout workers expected: under `serial` and `cgp`, each admits its share of a round."""
+    """Rollout workers expected: each admits its share of a round (`serial`, `cgp`) or of a hard frontier."""
     rollout_module: str = "rolloutpipe_components.rollout"
     """Started as `python -m MODULE`."""
     trainer_module: str = "rolloutpipe_components.trainer"

@@ -74,6 +74,16 @@ def test_all_at_once_and_the_workers_share() -> None:
     assert admit(groups, {"4", "5", "6"}, pair, held=3) == []
 
 
+def test_the_workers_share_a_hard_frontier() -> None:
+    """Otherwise the first would always hold the whole of it."""
+    groups = ["1", "2", "3", "4", "5"]
+    pair = AdmissionPolicy.of(schedule(kind="cgp+fgd", frontier_mode="hard", frontier_width=3), workers=2)
+    assert admit(groups, set(groups), pair) == ["1", "2"]
+    assert admit(groups, {"3", "4", "5"}, pair, held=2) == []
+    assert admit(groups, {"3", "4", "5"}, pair, held=0) == ["3"]
+    assert admit(groups, {"3", "4", "5"}, pair, held=1) == ["3"]
+
+
 def test_only_cgp_fgd_hard_caps_the_frontier_for_all_workers() -> None:
     width = {
         (kind, mode): AdmissionPolicy.of(schedule(kind=kind, frontier_mode=mode), 1).hard_width

@@ -111,6 +111,7 @@ OTHERS = [
     ({"rewards": {"deadline_s": 40.0}}, "warning", "rewards.deadline_s"),
     ({"deadlines": {"engine_s": 301.0}}, "warning", "deadlines.engine_s"),
     ({"rollout_workers": 17}, "warning", "rollout_workers"),
+    ({"rollout_workers": 3, "schedule": {"frontier_mode": "hard"}}, "warning", "schedule.frontier_width"),
 ]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.domain import ENDED_STATES, GroupRef, GroupState
-from rolloutpipe_core.errors import Damaged
+from rolloutpipe_core.errors import Damaged, LedgerRefused
 from rolloutpipe_core.gate import why_rejected
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.reader import LedgerReader
@@ -189,7 +189,18 @@ class RoundTraining:
                     return
                 if self.beacon.fenced is not None:
                     raise self.beacon.fenced
+                self._check_version()
                 wait.check(self._rollout_seen())
+
+    def _check_version(self) -> None:
+        """A Redis that lost its last second may have forgotten the version that rollout should sample with."""
+        found = self.reader.run_state().get("version", "none")
+        if found != str(self.facts.version.number):
+            raise LedgerRefused(
+                f"Redis went back in time while round {self.facts.round} was trained",
+                given=f"version {found}",
+                expected=f"version {self.facts.version.number}",
+            )
 
     def _may_act(self, accumulated: int) -> bool:
         """Only `submission` order can move on without a FIFO entry: the head of the line has ended."""

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,45 @@ def test_a_published_commit_that_redis_has_not_heard_of_is_applied_at_the_start(
     trainer.wait_for(lambda: bench.reader.run_state()["version"] == "1")
     trainer.wait_for(lambda: states(bench) == ["trained"] * R)
     bench.rollout.version = commit.version
+    bench.rollout.open(1)
+    for index in range(R):
+        bench.rollout.serve(index, 1)
+    trainer.finish()
+    assert head_commit(bench).round == 1
+
+
+@pytest.mark.parametrize("bench", [{"rounds": 2}], indirect=True)
+def test_a_redis_that_forgets_a_version_while_the_trainer_waits_hears_of_it_again(bench: Bench) -> None:
+    bench.rollout.open()
+    trainer = bench.start_trainer()
+    for index in range(R):
+        bench.rollout.serve(index)
+    trainer.wait_for(lambda: trainer.published())
+    client: Any = bench.rollout.ledger.client.redis
+    keys = bench.rollout.ledger.client.keys
+    client.hset(keys.run, mapping={"version": 0, "version_sha": bench.rollout.version.sha})
+    client.xtrim(keys.weights, maxlen=0)
+    trainer.wait_for(lambda: bench.reader.run_state()["version"] == "1")
+    trainer.wait_for(lambda: [version for version, _ in bench.reader.versions()] == [head_commit(bench).version])
+    bench.rollout.version = head_commit(bench).version
+    bench.rollout.open(1)
+    for index in range(R):
+        bench.rollout.serve(index, 1)
+    trainer.finish()
+    assert head_commit(bench).round == 1
+
+
+@pytest.mark.parametrize("bench", [{"rounds": 2}], indirect=True)
+def test_a_redis_that_forgets_the_run_while_the_trainer_waits_gets_it_back(bench: Bench) -> None:
+    bench.rollout.open()
+    trainer = bench.start_trainer()
+    for index in range(R):
+        bench.rollout.serve(index)
+    trainer.wait_for(lambda: trainer.published())
+    client: Any = bench.rollout.ledger.client.redis
+    client.delete(*client.scan_iter(f"{bench.rollout.ledger.client.keys.prefix}*", count=1000))
+    trainer.wait_for(lambda: bench.reader.run_state().get("version") == "1")
+    bench.rollout.version = head_commit(bench).version
     bench.rollout.open(1)
     for index in range(R):
         bench.rollout.serve(index, 1)

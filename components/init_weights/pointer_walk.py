@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count, islice
@@ -195,4 +196,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except RolloutPipeError as error:
+        sys.exit(str(error))

@@ -10,9 +10,9 @@ from rolloutpipe_core.ledger.rollout import Lease, RolloutLedger
 
 
 class LeaseKeeper:
-    """Renews every held lease at a third of its length; `on_lost(group)` is called from the thread."""
+    """Renews every held lease at a third of its length; `on_lost` is called from the thread."""
 
-    def __init__(self, ledger: RolloutLedger, lease_s: float, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, ledger: RolloutLedger, lease_s: float, on_lost: Callable[[Lease], None]) -> None:
         self._ledger = ledger
         self._period_s = lease_s / 3
         self._on_lost = on_lost
@@ -47,9 +47,9 @@ class LeaseKeeper:
         with self._lock:
             held = list(self._held.values())
         for round in {round for round, _ in held}:
-            lost = self._ledger.renew(round, [lease for its_round, lease in held if its_round == round])
-            for group in lost:
-                self._on_lost(group)
+            leases = {lease.group: lease for its_round, lease in held if its_round == round}
+            for group in self._ledger.renew(round, list(leases.values())):
+                self._on_lost(leases[group])
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period_s):

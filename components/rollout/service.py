@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.data.prompts import PromptSet, cohort, cohort_sha
 from rolloutpipe_core.domain import RoundState, WeightVersion, group_id
-from rolloutpipe_core.errors import EngineFailure, Fenced, LedgerRefused, RolloutPipeError, RunStopped, VerifierFailure
+from rolloutpipe_core.errors import (
+    EngineFailure,
+    Fenced,
+    LedgerRefused,
+    RedisUnavailable,
+    RolloutPipeError,
+    RunStopped,
+    VerifierFailure,
+)
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger, RoundView
@@ -74,27 +82,29 @@ class RolloutService:
         """Serve rounds until the run has all its versions. Raises what ended it otherwise."""
         loop = asyncio.get_running_loop()
 
-        def lost(group: str) -> None:
-            loop.call_soon_threadsafe(self._cancel, group)
+        def lost(lease: Lease) -> None:
+            loop.call_soon_threadsafe(self._cancel, lease)
 
         with LeaseKeeper(self.parts.ledger, self.parts.config.leases.lease_s, lost) as self._leases:
             try:
                 served = None
                 while (version := await self._next_version(served)) is not None:
                     await self._load(version)
-                    await self._serve_round(self._work(version))
-                    served = version
+                    served = version if await self._serve_round(version) else None
             finally:
                 await self._leave()
 
     async def _next_version(self, served: WeightVersion | None) -> WeightVersion | None:
         """The version to sample with next; None when the run is complete."""
-        what = f"version {served.number + 1 if served else 0} in the registry"
+        what = f"version {served.number + 1} in the registry" if served else "a version in the registry"
         with self.parts.beacon.waiting(what, self.parts.config.deadlines.publish_s) as wait:
             while True:
                 self._check_active()
                 found = self.parts.reader.latest_version()
-                if found and found[0] != served:
+                if found is None:
+                    log.warning("Redis lost the run: restoring it")
+                    self.parts.restore()
+                elif found[0] != served:
                     return None if found[0].number >= self.schedule.rounds else found[0]
                 wait.check(self._trainer_seen())
                 entry = found[1] if found else "0-0"
@@ -108,15 +118,22 @@ class RolloutService:
             load = parts.engine.load(version, folder)
             await within(parts.config.deadlines.engine_s, load, f"the engine to load {version}")
 
-    def _work(self, version: WeightVersion) -> RoundWork:
-        """Round r samples with version r; its prompts are the next R of the seeded order."""
+    def _opened(self, version: WeightVersion) -> RoundWork | None:
+        """The version's round, opened by us or another; None when the run is at another version.
+
+        Round r samples with version r; its prompts are the next R of the seeded order.
+        """
+        run = self._check_active()
+        if (run.get("version"), run.get("version_sha")) != (str(version.number), version.sha):
+            log.info("the run is at version %s, no longer at %s", run.get("version"), version)
+            return None
         config, data, round = self.parts.config, self.parts.prompts, version.number
         size = self.schedule.groups_per_round
         prompts = tuple(data[row] for row in cohort(config.seed, len(data), round * size, size))
         ids = tuple(prompt.id for prompt in prompts)
         opened = Cohort(
             round=round,
-            lineage=int(self.parts.reader.run_state()["lineage"]),
+            lineage=int(run["lineage"]),
             version=version,
             groups=tuple(group_id(round, index) for index in range(size)),
             prompts=ids,
@@ -125,18 +142,18 @@ class RolloutService:
             cursor=round * size,
             cursor_end=(round + 1) * size,
         )
+        self.parts.ledger.open_round(opened, self.schedule)
         return RoundWork(opened, prompts)
 
-    async def _serve_round(self, work: RoundWork) -> None:
-        """Admit, serve and announce until the round's version has a successor."""
-        round = work.cohort.round
-        self._open(work)
-        self.parts.beacon.doing(f"generating round {round} with {work.cohort.version}")
-        while (view := self.parts.ledger.view(round)).state != RoundState.PUBLISHED:
+    async def _serve_round(self, version: WeightVersion) -> bool:
+        """Admit, serve and announce until the version has a successor; False when the run is at another already."""
+        round, work = version.number, self._opened(version)
+        self.parts.beacon.doing(f"generating round {round} with {version}")
+        while work is not None and (view := self.parts.ledger.view(round)).state != RoundState.PUBLISHED:
             if view.state == "":
                 log.warning("Redis lost round %d: opening it again", round)
                 self.parts.restore()
-                self._open(work)
+                work = self._opened(version)
             elif view.state in IN_THE_TRAINER and not self._serving:
                 await self._trained_or_reopened(round)
             else:
@@ -145,10 +162,7 @@ class RolloutService:
                     self._start(work, group)
                 await self._progress()
         await self._abandon()  # attempts that lost their lease: nothing may be in flight when weights change
-
-    def _open(self, work: RoundWork) -> None:
-        self._check_active()
-        self.parts.ledger.open_round(work.cohort, self.schedule)
+        return work is not None
 
     def _admissible(self, view: RoundView) -> list[str]:
         return admissible(
@@ -169,17 +183,22 @@ class RolloutService:
         self._serving[group] = asyncio.create_task(self._attempt(work, lease), name=group)
 
     async def _attempt(self, work: RoundWork, lease: Lease) -> None:
-        """One attempt of one group; what failed for the infrastructure's sake is given back."""
+        """One attempt of one group. What it raises ends the worker, which then hands the group back."""
         try:
-            await self.parts.groups.serve(work, lease, self._wake.set)
+            await self._serve_or_give_up(work, lease)
         except (Fenced, LedgerRefused) as error:
             log.warning("%s: attempt %d lost its lease: %s", lease.group, lease.attempt, error)
+        finally:
+            self._wake.set()
+        self._leases.drop(lease)
+
+    async def _serve_or_give_up(self, work: RoundWork, lease: Lease) -> None:
+        """What failed for the infrastructure's sake is tried again, or ends the group."""
+        try:
+            await self.parts.groups.serve(work, lease, self._wake.set)
         except (EngineFailure, VerifierFailure) as error:
             outcome = self.parts.ledger.give_up(lease, str(error))
             log.warning("%s: attempt %d failed, the group is %s: %s", lease.group, lease.attempt, outcome, error)
-        finally:
-            self._leases.drop(lease)
-            self._wake.set()
 
     async def _progress(self) -> None:
         """Wait until a group moved on or others may have done something; surface a group's fatal error."""
@@ -210,14 +229,19 @@ class RolloutService:
             for group, after in self.parts.ledger.reap(round, own=self._serving):
                 log.warning("%s: a lease ran out, the group is %s", group, after)
 
-    def _cancel(self, group: str) -> None:
-        if task := self._serving.get(group):
+    def _cancel(self, lease: Lease) -> None:
+        """The lease is lost; a later attempt of its group, which we may have begun meanwhile, goes on."""
+        task = self._serving.get(lease.group)
+        if task and lease in self._leases.held:
+            self._leases.drop(lease)
             task.cancel()
 
-    def _check_active(self) -> None:
+    def _check_active(self) -> dict[str, str]:
+        """The run's hash. Raises RunStopped."""
         state = self.parts.reader.run_state()
         if state.get("state") == "stopped":
             raise RunStopped(f"run {self.parts.config.run} was stopped", given=state.get("stop_reason", ""))
+        return state
 
     def _trainer_seen(self) -> str:
         rows = [row for row in self.parts.reader.services() if row.get("role") == "trainer"]
@@ -237,5 +261,8 @@ class RolloutService:
         for lease in held:
             try:
                 self.parts.ledger.hand_back(lease, "the worker stopped")
+            except RedisUnavailable as error:
+                log.warning("groups are not handed back, their leases run out: %s", error)
+                return  # one deadline is long enough
             except RolloutPipeError as error:
                 log.warning("%s: not handed back: %s", lease.group, error)

@@ -21,6 +21,7 @@ from rolloutpipe_components.rollout.group import GroupServer
 from rolloutpipe_components.rollout.service import RolloutParts, RolloutService
 from rolloutpipe_components.rollout.tokenize import PromptTokenizer
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rolloutpipe_core.config.connections import RedisConnection
 from rolloutpipe_core.config.models import RunConfig, SamplingConfig
@@ -263,6 +264,10 @@ class Rig:
                         task.result()
                 await asyncio.sleep(0.01)
 
+    def reap_as_another(self, round: int = 0) -> list[tuple[str, GroupState]]:
+        """Another worker takes back the leases that ran out; it grants no grace after the server's start."""
+        return RolloutLedger(self.client, "reaper", 0, self.config.leases.max_attempts).reap(round)
+
     def states(self, round: int = 0) -> list[str]:
         return [row["state"] for row in self.reader.groups(round)]
 
@@ -338,14 +343,16 @@ class HandTrainer:
         return link
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def walk_model() -> Path:
     return resolve_model("builtin:pointer-walk")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm(walk_model: Path) -> None:
+    """One thread, and the model's code imported before any deadline runs."""
+    torch.set_num_threads(1)
+    AutoModelForCausalLM.from_pretrained(walk_model)
 
 
 @pytest.fixture(scope="session")

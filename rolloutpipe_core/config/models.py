@@ -211,7 +211,7 @@ class DeadlineConfig(Section):
     publish_s: Seconds = 600.0
     """Rollout: from the round's drain to the next version."""
     partner_s: Seconds = 120.0
-    """Either service: until the other is first seen."""
+    """Trainer: until rollout has prepared the run."""
     engine_s: Seconds = 300.0
     """Rollout: one group's K samples, or loading one version."""
     redis_s: Seconds = 60.0

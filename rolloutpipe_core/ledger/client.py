@@ -26,6 +26,8 @@ AWAY = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
     exceptions.TryAgainError,
+    exceptions.ClusterError,  # a failover is under way
+    exceptions.SlotNotCoveredError,
 )
 WRONG = (exceptions.AuthenticationError, exceptions.NoPermissionError)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis import exceptions
 
 from rolloutpipe_core.config.connections import RedisConnection
 from rolloutpipe_core.domain import GroupState
@@ -125,6 +126,32 @@ def test_past_the_deadline_the_cause_and_the_remedy_are_named() -> None:
     assert "redis_s" in error.expected
     assert "start Redis" in error.remedy
     assert error.exit_code == 6
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.ConnectionError("reset"),
+        exceptions.TimeoutError("no answer"),
+        exceptions.BusyLoadingError("loading its data"),
+        exceptions.ReadOnlyError("a replica"),
+        exceptions.MasterDownError("MASTERDOWN"),
+        exceptions.ClusterDownError("CLUSTERDOWN"),
+        exceptions.SlotNotCoveredError("no node has the slot"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_failover_answers_is_waited_for(hand: HandRun, error: Exception) -> None:
+    answers, told = [error, None], list[str]()
+
+    def operation() -> str:
+        answer = answers.pop(0)
+        if answer:
+            raise answer
+        return "done"
+
+    assert LedgerClient(hand.client.redis, "walk", 10, told.append).patiently(operation, "PING") == "done"
+    assert told == [f"Redis (PING): {error}", ""]
 
 
 @pytest.mark.parametrize("password", ["not-the-password", None])

@@ -60,10 +60,10 @@ class Process:
     def text(self) -> str:
         return self.log.read_text()
 
-    def finish(self, timeout_s: float = 120) -> int:
+    def finish(self, timeout_s: float = 300) -> int:
         return self.popen.wait(timeout_s)
 
-    def succeed(self, timeout_s: float = 120) -> None:
+    def succeed(self, timeout_s: float = 300) -> None:
         assert self.finish(timeout_s) == 0, self.text()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -102,7 +102,7 @@ class Run:
         for process in [self.start("trainer", *arguments), self.start("rollout", *arguments)]:
             process.succeed()
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 240) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             dead = [process for process in self.processes if process.popen.poll() not in (None, 0)]

@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
 
 def rolloutpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROLLOUTPIPE, *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
+        [ROLLOUTPIPE, *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
     )
 
 

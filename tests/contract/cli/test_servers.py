@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 
 def rolloutpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*MAIN, *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
+        [*MAIN, *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
     )
 
 
@@ -121,7 +121,7 @@ def test_an_interrupted_run_stops_its_servers_and_services(tmp_path: Path, numbe
         time.sleep(0.05)
     pids = server_pids(tmp_path)
     run.send_signal(number)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=240)
     assert (run.returncode, errors) == (code, "")
     assert not any(map(alive, pids))
     assert read_servers(tmp_path) is None

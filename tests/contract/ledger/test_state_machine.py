@@ -379,6 +379,6 @@ def test_any_interleaving_settles_and_old_tokens_change_nothing(redis_client: re
     run_state_machine_as_test(
         lambda: LedgerMachine(redis_client),
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

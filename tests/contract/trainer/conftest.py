@@ -170,7 +170,7 @@ class RunningTrainer:
         except BaseException as error:
             self.error = error
 
-    def finish(self, timeout_s: float = 60) -> None:
+    def finish(self, timeout_s: float = 240) -> None:
         """Wait for its end; raises what ended it."""
         assert self.thread is not None
         self.thread.join(timeout_s)
@@ -178,7 +178,7 @@ class RunningTrainer:
         if self.error is not None:
             raise self.error
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 240) -> None:
         """Poll until the condition holds, or the trainer ended with an error."""
         pause = threading.Event()
         for _ in range(int(timeout_s / 0.02)):

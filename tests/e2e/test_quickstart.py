@@ -99,7 +99,7 @@ def listening(pid: str) -> set[str]:
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 100) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s:g} s for {what}"
@@ -256,7 +256,7 @@ class Terminal:
     def type(self, key: bytes) -> None:
         os.write(self._master, key)
 
-    def finish(self, timeout_s: float = 60) -> tuple[int, str]:
+    def finish(self, timeout_s: float = 240) -> tuple[int, str]:
         """Exit code, and all that was shown."""
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)

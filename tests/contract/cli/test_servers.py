@@ -115,7 +115,7 @@ def test_an_interrupted_run_stops_its_servers_and_services(tmp_path: Path, numbe
         [*MAIN, "run", "run.yaml", "--local"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
     )
     log = tmp_path / ".rolloutpipe" / "logs" / "walk" / "rollout.log"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not (log.exists() and log.read_text()):
         assert time.monotonic() < end and run.poll() is None
         time.sleep(0.05)
@@ -134,7 +134,7 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
     )
     run = subprocess.Popen([*MAIN, "run", "run.yaml", "--local"], cwd=tmp_path, env=environment())
     logs = [tmp_path / ".rolloutpipe" / "logs" / "walk" / f"{name}.log" for name in ("rollout", "trainer")]
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not all(log.exists() and log.read_text().endswith("\n") for log in logs):
         assert time.monotonic() < end and run.poll() is None
         time.sleep(0.05)

@@ -7,6 +7,7 @@ its own (`run_name`) and never flushes. A test that kills or freezes servers tak
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from rolloutpipe_core.local.seaweed import remove_stale_sockets, start_seaweedfs
 from rolloutpipe_core.local.servers import LocalServers
 from rolloutpipe_core.local.valkey import start_valkey
 from rolloutpipe_core.store.objects import ObjectStore
+
+# Started in the background, a session inherits an ignored Ctrl-C, and would hand that on to all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Wall-clock limits fail on busy machines.
 settings.register_profile("rolloutpipe", deadline=None)

@@ -64,6 +64,7 @@ def show(group: GroupId, run: RunOption = None, bucket: Bucket = "rolloutpipe", 
             given=group,
             remedy="`rolloutpipe groups` lists those of a round",
         )
+    fields.pop("nonce", None)  # the lease's fencing token
     samples: list[Mapping[str, object]] = []
     if key := fields.get("object"):
         try:

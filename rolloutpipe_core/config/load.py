@@ -16,6 +16,8 @@ from rolloutpipe_core.config.keys import keys
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.errors import BadInput
 
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: a date that is none
+
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run's configuration; `overrides` are `a.b=value`, the value in YAML.
@@ -56,7 +58,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadInput("no such config", given=str(path), expected="a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("cannot read the config", given=str(path), expected=f"a readable UTF-8 file ({error})") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+    except NOT_YAML as error:
         raise BadInput(_yaml_problem(str(path), error)) from None
     if not isinstance(values, dict):
         raise BadInput(f"{path}: not a configuration", given=type(values).__name__, expected="a mapping of keys")
@@ -67,6 +69,8 @@ def _yaml_problem(where: str, error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         where = f"{where}:{error.problem_mark.line + 1}"
         return f"{where}: not valid YAML: {error.problem}"
+    if isinstance(error, RecursionError):
+        return f"{where}: nested too deeply"
     return f"{where}: not valid YAML: {' '.join(str(error).split())}"
 
 
@@ -88,7 +92,7 @@ def _set(values: dict[str, Any], key: str, text: str) -> str:
         values = inner
     try:
         values[name] = yaml.load(text, _UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:
+    except NOT_YAML as error:
         raise BadInput(_yaml_problem(option, error)) from None
     return option
 
@@ -100,6 +104,8 @@ def _explain(details: ErrorDetails, file: str, changed: dict[str, str]) -> str:
         return str(BadInput(f"{where}: unknown key", remedy=_suggest(path)))
     if details["type"] == "missing":
         return str(BadInput(f"{where}: missing", expected=_meaning(path)))
+    if details["type"] == "string_pattern_mismatch":  # the meaning says it in words
+        return str(BadInput(where, given=repr(details["input"]), expected=_meaning(path)))
     expected = details["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return str(BadInput(where, given=repr(details["input"]), expected=f"{expected} ({_meaning(path)})"))
 

@@ -14,6 +14,7 @@ Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 VERIFIER = r"^(?:pointer_walk|exact|math|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+DEVICE = r"^(?:cpu|cuda|mps|xpu)(?::[0-9]+)?$"
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -28,8 +29,8 @@ class ModelConfig(Section):
     """Folder with a Hugging Face causal LM (config.json, *.safetensors, tokenizer), or `builtin:pointer-walk`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in engine and trainer; the optimizer's state and the gradient sums are float32."""
-    device: str = "cpu"
-    """Torch device of both services, for example `cpu` or `cuda`."""
+    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
+    """Torch device of both services: `cpu`, `cuda`, `mps` or `xpu`; one of several by its number, as `cuda:1`."""
 
 
 class DataConfig(Section):

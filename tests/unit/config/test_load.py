@@ -114,6 +114,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "UTF-8" in line
 
 
+def test_yaml_nested_too_deeply(write) -> None:
+    deep = "[" * 3000
+    assert refusal(write(deep)) == ["FILE: nested too deeply"]
+    assert refusal(write(SMALL), f"run={deep}") == [f"--set run={deep}: nested too deeply"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", "mps", "xpu:0"])
+def test_devices(write, device: str) -> None:
+    assert load_config(write(SMALL), [f"model.device={device}"]).model.device == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CUDA", "meta"])
+def test_what_is_no_device(write, device: str) -> None:
+    assert refusal(write(SMALL), f"model.device='{device}'") == [
+        f"--set model.device='{device}': model.device; given: '{device}'; expected: Torch device of both services: "
+        "`cpu`, `cuda`, `mps` or `xpu`; one of several by its number, as `cuda:1`."
+    ]
+
+
 def test_what_does_not_fit_together_is_refused(write) -> None:
     (line,) = refusal(write(SMALL), "schedule.update_batch_size=12")
     assert line == (

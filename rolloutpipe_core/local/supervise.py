@@ -13,6 +13,7 @@ kernel kills the children.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.local import leash
 
 STOP_S = 20.0
-TAIL_BYTES = 4096
+TAIL_BYTES = 2**20
+REASON = re.compile(r" ERROR (\S+ \S+ ends: .*)")  # as a service logs it (service.py), behind the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,10 @@ class Supervisor:
             )
 
     def _last_words(self, child: Child) -> str:
-        """The last line that this process wrote."""
+        """The reason that the service logged, else the last line; others may write to the log behind it."""
         with child.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_starts[child.name], size - TAIL_BYTES))
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "nothing in its log")
+        reasons = [found[1] for line in lines if (found := REASON.search(line))]
+        return next((line for line in reversed(reasons or lines) if line), "nothing in its log")

@@ -77,6 +77,22 @@ def test_last_words_are_of_this_start(child) -> None:
         services.raise_failure()
 
 
+def test_the_reason_is_told_though_others_write_behind_it(child) -> None:
+    code = """
+print('2026-01-02 03:04:05,678 ERROR trainer trainer ends: no such device here; given: cuda')
+print('  its second line\\nleaked semaphores of a worker')
+raise SystemExit(2)
+"""
+    bad = child("trainer", code)
+    bad.log.parent.mkdir()
+    bad.log.write_text("2026-01-02 03:04:05,678 ERROR trainer trainer ends: of an earlier start\n")
+    with pytest.raises(ServiceFailed) as caught, Supervisor([bad], ENVIRONMENT) as services:
+        eventually(lambda: not services.running(), "it ended")
+        services.raise_failure()
+    reason = "trainer trainer ends: no such device here; given: cuda"
+    assert str(caught.value) == f"trainer exited with 2; given: {reason}; do: see {bad.log}"
+
+
 def test_a_signal_is_told_by_name(child) -> None:
     killed = child("trainer", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with (

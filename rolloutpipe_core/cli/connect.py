@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import redis
@@ -48,6 +49,16 @@ def stored_config(store: ObjectStore, run: str) -> RunConfig:
         ) from None
 
 
-def report_paths(html: Path) -> tuple[Path, Path]:
-    """The report's two files: the page, and the same numbers as JSON beside it."""
-    return html, html.with_suffix(".json")
+def report_paths(output: Path) -> tuple[Path, Path]:
+    """The report's two files: the page, and the same numbers as JSON beside it; `output` names either.
+
+    Raises BadInput when they could not be written.
+    """
+    if output.is_dir():
+        raise BadInput("the report is a file, not a folder", given=str(output), expected="for example report.html")
+    if not os.access(output.parent, os.W_OK | os.X_OK) or not output.parent.is_dir():
+        raise BadInput(
+            "cannot write the report", given=str(output), expected=f"an existing, writable folder {output.parent}"
+        )
+    data = output.with_suffix(".json")
+    return (output.with_suffix(".html") if output == data else output), data

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutpipe_core.cli.connect import report_paths
 from rolloutpipe_core.cli.output import console
 from rolloutpipe_core.cli.processes import service_arguments, service_environment
 from rolloutpipe_core.config.connections import Connections
@@ -29,7 +28,7 @@ class Job:
     config: RunConfig
     file: Path
     overrides: Sequence[str]
-    report: Path  # the page; the JSON goes beside it
+    report: tuple[Path, Path]  # the page, and the same numbers as JSON
 
 
 def run_job(job: Job, connections: Connections) -> None:
@@ -42,7 +41,7 @@ def run_job(job: Job, connections: Connections) -> None:
             return bool(services.running())
 
         timelines = watch(reader, console(), running)
-    html, data = report_paths(job.report)
+    html, data = job.report
     write_report(build_report(job.config, timelines, round(time.time() * 1000)), html, data)
     console().print(f"report: {html}, {data}", highlight=False)
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from rolloutpipe_core import __version__
 from rolloutpipe_core.cli import bench, config, doctor, read, run, servers
-from rolloutpipe_core.errors import RolloutPipeError
+from rolloutpipe_core.errors import BadInput, RolloutPipeError
 
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
 class Commands(TyperGroup):
-    """Turns our errors into one line on stderr (one a problem) and the error's exit code."""
+    """Turns our errors, and the system's, into one line on stderr (one a problem) and the error's exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -26,8 +28,19 @@ class Commands(TyperGroup):
             for line in str(error).splitlines():
                 typer.echo(f"error: {line}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output has left; click ends quietly
+                raise
+            typer.echo(f"error: {_system_error(error)}", err=True)
+            raise typer.Exit(BadInput.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _system_error(error: OSError) -> str:
+    """`Permission denied: /root/report.html`"""
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([error.strerror or str(error) or type(error).__name__, *names])
 
 
 app = typer.Typer(
@@ -37,6 +50,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its tracebacks print local variables, and those hold secrets
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rolloutpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
 
 app.command()(run.quickstart)
 app.command()(servers.up)

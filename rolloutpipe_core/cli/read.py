@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from rolloutpipe_core.cli.options import AsJson, Bucket, GroupId, RunName, RunOp
 
 if TYPE_CHECKING:
     from rolloutpipe_core.domain import Sample
+    from rolloutpipe_core.errors import BadInput
 
 Round = Annotated[int | None, typer.Option("--round", min=0, help="The round; without it, the newest one.")]
 
@@ -36,7 +37,11 @@ def groups(run: RunName = None, round: Round = None, as_json: AsJson = False) ->
     from rolloutpipe_core.cli.output import console, print_json, table
 
     reader = reader_of(run)
-    number = reader.current_round() if round is None else round
+    newest = reader.current_round()
+    if round is not None and not reader.round_state(round):
+        known = [] if newest is None else [number for number in range(newest + 1) if reader.round_state(number)]
+        raise _no_such_round(reader.keys.name, round, known)
+    number = newest if round is None else round
     rows = [] if number is None else reader.groups(number)
     if as_json:
         print_json({"run": reader.keys.name, "round": number, "groups": rows})
@@ -129,6 +134,9 @@ def timeline(
 
     reader = reader_of(run)
     lines = Timelines(reader.events()).rounds()
+    known = [line.round for line in lines]
+    if round is not None and round not in known:
+        raise _no_such_round(reader.keys.name, round, known)
     pairs = list(zip(lines, all_round_metrics(lines), strict=True))
     chosen = [pair for pair in pairs if round is None or pair[0].round <= round][-last:]
     if svg is not None:
@@ -177,16 +185,29 @@ def metrics(
     import signal
 
     from rolloutpipe_core.cli.connect import reader_of
+    from rolloutpipe_core.errors import BadInput
     from rolloutpipe_core.observe.metrics import serve_metrics
     from rolloutpipe_core.observe.status import read_status
 
     reader = reader_of(run)
-    stop = serve_metrics(lambda: read_status(reader), port, address)
+    try:
+        stop = serve_metrics(lambda: read_status(reader), port, address)
+    except OSError as error:
+        raise BadInput(
+            "cannot serve the metrics", given=f"{address}:{port}", expected=f"a free address ({error.strerror})"
+        ) from None
     typer.echo(f"http://{address}:{port}/metrics of run {reader.keys.name}; Ctrl-C ends it")
     try:
         signal.pause()
     finally:
         stop()
+
+
+def _no_such_round(run: str, round: int, known: Sequence[int]) -> BadInput:
+    from rolloutpipe_core.errors import BadInput
+
+    expected = f"a round from {known[0]} to {known[-1]}" if known else "no round: none was opened yet"
+    return BadInput(f"run {run} has no such round", given=str(round), expected=expected)
 
 
 def _sample_row(sample: Sample) -> dict[str, object]:
@@ -197,5 +218,6 @@ def _sample_row(sample: Sample) -> dict[str, object]:
         "prompt tokens": len(sample.prompt_ids),
         "response tokens": len(sample.response_ids),
         "finish": sample.finish_reason.value,
+        "reason": sample.reason or "",
         "text": sample.text or "",
     }

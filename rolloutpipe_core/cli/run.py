@@ -32,12 +32,14 @@ def quickstart(
     """
     from importlib.resources import as_file, files
 
+    from rolloutpipe_core.cli.connect import report_paths
     from rolloutpipe_core.cli.job import Job, run_job
     from rolloutpipe_core.cli.names import next_name
     from rolloutpipe_core.config.load import load_config
     from rolloutpipe_core.ledger.runs import list_runs
     from rolloutpipe_core.local.servers import LocalServers
 
+    paths = report_paths(report)
     options = {"schedule.rounds": rounds, "schedule.kind": schedule}
     settings = [*(f"{key}={value}" for key, value in options.items() if value is not None), *overrides]
     with as_file(files("rolloutpipe_configs") / "quickstart.yaml") as file:
@@ -46,7 +48,7 @@ def quickstart(
             runs = list_runs(servers.connections.redis.client(), config.deadlines.redis_s)
             settings.append(f"run={next_name(config, runs)}")
             config = load_config(file, settings)
-            run_job(Job(config, file, settings, report), servers.connections)
+            run_job(Job(config, file, settings, paths), servers.connections)
 
 
 def run(
@@ -64,15 +66,17 @@ def run(
     """
     from contextlib import nullcontext
 
+    from rolloutpipe_core.cli.connect import report_paths
     from rolloutpipe_core.cli.job import Job, run_job
     from rolloutpipe_core.config.connections import Connections
     from rolloutpipe_core.local.servers import LocalServers
 
+    paths = report_paths(report)
     workers = [] if rollout_workers is None else [f"rollout_workers={rollout_workers}"]
     settings = [*overrides, *workers]
     loaded = _load_with_warnings(config, settings)
     with LocalServers.start(Path(), die_with_parent=True) if local else nullcontext() as servers:
-        run_job(Job(loaded, config, settings, report), servers.connections if servers else Connections.read())
+        run_job(Job(loaded, config, settings, paths), servers.connections if servers else Connections.read())
 
 
 def rollout(config: ConfigFile, overrides: Overrides, name: Name = None) -> None:

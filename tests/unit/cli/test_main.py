@@ -14,7 +14,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rolloutpipe_core import __version__
+from rolloutpipe_core.cli.connect import report_paths
 from rolloutpipe_core.cli.main import app
+from rolloutpipe_core.errors import BadInput
 
 HEAVY = {"torch", "transformers", "numpy", "boto3", "pyarrow", "redis", "yaml", "prometheus_client"}
 SMALL = "run: walk\nmodel:\n  path: builtin:pointer-walk\n"
@@ -130,6 +133,42 @@ def test_config_check_of_a_model_that_is_not_there(config: Path) -> None:
     result = CliRunner().invoke(app, ["config", "check", str(config), "--set", "model.path=/no/such/folder"])
     assert result.exit_code == 2
     assert "not a model folder" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["quickstart"], ["run", "run.yaml", "--local"]], ids=" ".join)
+def test_a_report_that_cannot_be_written_is_told_before_anything_starts(command: list[str], config: Path) -> None:
+    folder = config.parent
+    result = rolloutpipe(*command, "--report", "none/report.html", cwd=folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    line = "cannot write the report; given: none/report.html; expected: an existing, writable folder none"
+    assert result.stderr == f"error: {line}\n"
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("output", "page", "data"),
+    [("x.html", "x.html", "x.json"), ("x.json", "x.html", "x.json"), ("x", "x", "x.json")],
+)
+def test_a_report_is_two_files(tmp_path: Path, output: str, page: str, data: str) -> None:
+    assert report_paths(tmp_path / output) == (tmp_path / page, tmp_path / data)
+
+
+def test_a_report_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="the report is a file, not a folder"):
+        report_paths(tmp_path)
+
+
+def test_a_system_error_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".rolloutpipe").write_text("a file where the folder should be")
+    result = rolloutpipe("up", cwd=tmp_path)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and ".rolloutpipe" in line
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"rolloutpipe {__version__}\n")
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from rolloutpipe_core.cli.main import app
@@ -22,7 +22,7 @@ from rolloutpipe_core.store.commits import Genesis, Link
 
 GROUP = group_id(0, 0)
 NO_STORE = S3Connection("http://127.0.0.1:1", "here", "key", "secret")
-Ask = Callable[..., Result]
+Ask = Callable[..., Any]
 
 
 @pytest.fixture

@@ -110,6 +110,7 @@ class Sample:
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     text: str | None = None  # the response's text, for people; never for training
+    reason: str | None = None  # why the verifier gave this reward, for people
 
     @property
     def tokens(self) -> int:

@@ -7,6 +7,7 @@ The rollout side prepares (it has the data and the starting weights); the traine
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def prepare_run(config: RunConfig, model: Path, data_fingerprint: str, store: Ob
 
     Raises BadInput, naming the keys, when the run exists with another configuration or other data.
     """
+    check_positions(config, model)
     store_config(config, store)
     chain = CommitChain(store, config.run)
     head = chain.head()
@@ -54,6 +56,18 @@ def prepare_run(config: RunConfig, model: Path, data_fingerprint: str, store: Ob
             remedy="use the run's data file, or give this run another name",
         )
     return head
+
+
+def check_positions(config: RunConfig, model: Path) -> None:
+    """Raise BadInput when not even an empty prompt leaves room for the longest response."""
+    positions = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    if positions is not None and config.sampling.max_new_tokens >= positions:
+        raise BadInput(
+            "responses could be longer than the model's positions",
+            given=f"sampling.max_new_tokens = {config.sampling.max_new_tokens}",
+            expected=f"less than {positions}, with room for the prompt",
+            remedy="lower it, or take a model with more positions",
+        )
 
 
 def store_config(config: RunConfig, store: ObjectStore) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(service: Service) -> None:
-    """Prepare the run, then serve its rounds."""
+    """Put the parts together, prepare the run, serve its rounds."""
     from rolloutpipe_core.data.load import load_prompts
     from rolloutpipe_core.data.models import resolve_model
     from rolloutpipe_core.ledger.rollout import RolloutLedger
@@ -40,8 +40,6 @@ def main(service: Service) -> None:
 
     disable_progress_bar()
     with service.beacon as beacon, DirectoryCache(CACHE) as cache:
-        beacon.doing(f"preparing run {config.run}")
-        restore()
         # The nonce keeps two workers of one name apart: leases are compared with it.
         worker = f"{service.name}-{secrets.token_hex(3)}"
         ledger = RolloutLedger(client, worker, config.leases.lease_s, config.leases.max_attempts)
@@ -56,12 +54,15 @@ def main(service: Service) -> None:
 
 
 async def _serve(rollout: RolloutService) -> None:
-    """Run the service; SIGTERM cancels it, so that it hands its groups back."""
+    """Prepare the run and serve it; SIGTERM cancels it, so that it hands its groups back."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         async with rollout.parts.groups.verifiers:
+            # Last, when all else has proven to work: it fixes the run's configuration for good.
+            rollout.parts.beacon.doing(f"preparing run {rollout.parts.config.run}")
+            rollout.parts.restore()
             await rollout.run()
     except asyncio.CancelledError:
         raise Terminated from None

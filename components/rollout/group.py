@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +16,7 @@ from rolloutpipe_core.gate import Expectation, why_rejected
 from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger
 from rolloutpipe_core.noise import sample_seed
 from rolloutpipe_core.rewards.pool import VerifierPool
+from rolloutpipe_core.rewards.score import Score
 from rolloutpipe_core.store.groups import encode_group, reference_of
 from rolloutpipe_core.store.objects import ObjectStore
 
@@ -22,6 +25,8 @@ from .materialize import GroupIdentity, materialize
 from .tokenize import PromptTokenizer
 
 T = TypeVar("T")
+
+log = logging.getLogger("rolloutpipe.rollout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class GroupServer:
 
         texts = [self.tokenizer.decode(completion.response_ids) for completion in completions]
         scores = await self.verifiers.score(prompt, texts)
+        _tell_unjudged(lease.group, scores)
         identity = self._identity(work.cohort, lease, index, prompt)
         loss = self.config.loss
         group, statistics = materialize(identity, prompt_ids, completions, texts, scores, loss.kind, loss.advantage_eps)
@@ -95,6 +101,13 @@ class GroupServer:
             version=cohort.version,
             prompt_id=prompt.id,
         )
+
+
+def _tell_unjudged(group: str, scores: Sequence[Score]) -> None:
+    """A verifier that fails looks like a model that learns nothing: say so where its user looks first."""
+    reasons = Counter(score.reason for score in scores if not score.judged)
+    for reason, count in reasons.items():
+        log.warning("%s: %d of %d responses got no verdict and score 0: %s", group, count, len(scores), reason)
 
 
 async def within(deadline_s: float, call: Awaitable[T], what: str) -> T:

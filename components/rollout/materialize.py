@@ -49,6 +49,7 @@ def materialize(
             finish_reason=completion.finish_reason,
             spans=completion.spans,
             text=text,
+            reason=score.reason,
         )
         for index, (completion, text, score, advantage) in enumerate(
             zip(completions, texts, scores, statistics.advantages, strict=True)

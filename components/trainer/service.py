@@ -26,7 +26,7 @@ from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.trainer import TrainerLedger
-from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run
+from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run, store_config
 from rolloutpipe_core.store.cache import DirectoryCache
 from rolloutpipe_core.store.checkpoints import download_checkpoint
 from rolloutpipe_core.store.commits import Commit, CommitChain, Link
@@ -80,13 +80,19 @@ class TrainerService:
                 self._start_over(error)
             except Fenced as error:
                 if not self._forgotten():
-                    raise
+                    owner = self.parts.reader.run_state().get("trainer_owner", "")
+                    raise Fenced(
+                        f"another trainer took over run {self.parts.config.run}",
+                        given=f"it runs as {owner} (host:pid); ours was epoch {self._epoch}",
+                        remedy="leave the run to it, or stop it and start this one again",
+                    ) from error
                 self._start_over(error)
 
     def _incarnation(self) -> None:
         """Take over at the chain's head, and train from there to the end."""
         parts, config = self.parts, self.parts.config
         head = self._head()
+        store_config(config, parts.store)  # names the keys when it is another run's
         check_belongs(config, head)
         register_run(parts.client, head, "trainer")
         check_not_ahead(parts.reader, head)

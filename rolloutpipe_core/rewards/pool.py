@@ -106,7 +106,7 @@ class VerifierPool:
                 self._serve(worker, batch)
             except OverDeadline:
                 self._discard(worker)
-                batch.add(Score(0.0, f"over the deadline of {self._config.deadline_s:g} s"))
+                batch.add(Score(0.0, f"over the deadline of {self._config.deadline_s:g} s", judged=False))
             except WorkerLost as lost:
                 self._discard(worker)
                 self._attribute(lost, batch)
@@ -134,7 +134,7 @@ class VerifierPool:
         batch.begun = False
         batch.deaths += 1
         if batch.deaths > retries:
-            batch.add(Score(0.0, f"its worker ended {batch.deaths} times: {lost}"))
+            batch.add(Score(0.0, f"its worker ended {batch.deaths} times: {lost}", judged=False))
 
     def _take(self) -> WorkerProcess:
         try:

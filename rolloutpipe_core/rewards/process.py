@@ -95,7 +95,7 @@ class WorkerProcess:
             raise self._lost() from None
         if answer["event"] == "out_of_memory":
             raise WorkerLost(f"out of memory ({self._config.memory_mb} MiB)")
-        return Score(answer["value"], answer["reason"])
+        return Score(answer["value"], answer["reason"], answer["judged"])
 
     def kill(self) -> None:
         """End it and all it started; returns when it is gone. From any thread, any number of times."""

@@ -14,6 +14,7 @@ class Score:
 
     value: float  # in [0, 1]
     reason: str | None = None  # why it is what it is, for people
+    judged: bool = True  # False: no verdict was reached (it raised, hung, took the memory, returned no score)
 
 
 Verifier = Callable[[Prompt, str], Score]

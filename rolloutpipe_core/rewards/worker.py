@@ -5,7 +5,7 @@
      |  <-- ready | refused (reason)         |
      |  {prompt, responses} -->              |
      |  <-- started                          |  ┐ for each response, in order: the pool's clock for it starts at
-     |  <-- scored (value, reason)           |  ┘ `started`; `out_of_memory` instead of `scored` ends the worker
+     |  <-- scored (value, reason, judged)   |  ┘ `started`; `out_of_memory` instead of `scored` ends the worker
 
 It ends when its standard input does. Deadlines are the pool's: it kills the worker.
 """
@@ -66,12 +66,13 @@ def judge(verifier: Verifier, prompt: Prompt, response: str) -> Score:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        return Score(0.0, f"the verifier raised {_described(error)}")
+        return Score(0.0, f"the verifier raised {_described(error)}", judged=False)
     if not isinstance(score, Score):
-        return Score(0.0, f"the verifier returned {type(score).__name__}, not a Score")
+        return Score(0.0, f"the verifier returned {type(score).__name__}, not a Score", judged=False)
     # NaN compares false.
     if not isinstance(score.value, Real) or not 0 <= score.value <= 1:
-        return Score(0.0, f"the verifier returned the value {score.value!r:.60}, not one in [0, 1]")
+        reason = f"the verifier returned the value {score.value!r:.60}, not one in [0, 1]"
+        return Score(0.0, reason, judged=False)
     return Score(float(score.value), None if score.reason is None else str(score.reason)[:REASON_LENGTH])
 
 
@@ -87,7 +88,7 @@ def _serve(channel: Channel, verifier: Verifier) -> None:
         except MemoryError:
             channel.send({"event": "out_of_memory"})
             sys.exit(1)
-        channel.send({"event": "scored", "value": score.value, "reason": score.reason})
+        channel.send({"event": "scored", "value": score.value, "reason": score.reason, "judged": score.judged})
 
 
 def _private_channel() -> Channel:

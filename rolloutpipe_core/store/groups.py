@@ -39,8 +39,8 @@ COLUMNS = pa.schema(
         ("weight_version_spans", pa.list_(SPAN)),
     ]
 )
-TEXT = pa.field("text", pa.string())
-"""Present when a sample has its text; the only column that may hold nulls."""
+FOR_PEOPLE = pa.schema([("text", pa.string()), ("reason", pa.string())])
+"""Each is present when a sample has it; the only columns that may hold nulls."""
 
 
 def encode_group(group: Group) -> bytes:
@@ -61,9 +61,11 @@ def encode_group(group: Group) -> bytes:
     # The same dictionary in every file, whichever reasons occur.
     arrays["finish_reason"] = pa.DictionaryArray.from_arrays(reasons, pa.array(FINISH_REASONS, pa.string()))
     schema = COLUMNS
-    if any(sample.text is not None for sample in samples):
-        schema = COLUMNS.append(TEXT)
-        arrays["text"] = pa.array([sample.text for sample in samples], pa.string())
+    for field in FOR_PEOPLE:
+        words = [getattr(sample, field.name) for sample in samples]
+        if any(word is not None for word in words):
+            schema = schema.append(field)
+            arrays[field.name] = pa.array(words, field.type)
     schema = schema.with_metadata(_metadata(group))
     batch = pa.record_batch([arrays[name] for name in schema.names], schema=schema)
     sink = pa.BufferOutputStream()
@@ -155,13 +157,13 @@ def _facts(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _check_columns(batch: pa.RecordBatch) -> None:
-    expected = COLUMNS.append(TEXT) if "text" in batch.schema.names else COLUMNS
+    expected = pa.schema([*COLUMNS, *(field for field in FOR_PEOPLE if field.name in batch.schema.names)])
     if batch.schema.names != expected.names:
         raise _damaged(f"columns {', '.join(batch.schema.names)}, not {', '.join(expected.names)}")
     for name, column in zip(expected.names, batch.columns, strict=True):
         if column.type != expected.field(name).type:
             raise _damaged(f"column {name} has type {column.type}, not {expected.field(name).type}")
-        if name != "text" and _nulls(column):
+        if name not in FOR_PEOPLE.names and _nulls(column):
             raise _damaged(f"column {name} holds nulls")
 
 
@@ -182,7 +184,8 @@ def _group(facts: Mapping[str, str], batch: pa.RecordBatch) -> Group:
     numbers = {name: _rows(columns[name]) for name in ("prompt_ids", "response_ids", "behavior_logprobs", "loss_mask")}
     plain = {name: columns[name].to_pylist() for name in ("sample", "reward", "advantage", "finish_reason")}
     spans = columns["weight_version_spans"].to_pylist()
-    texts = columns["text"].to_pylist() if "text" in columns else [None] * batch.num_rows
+    nothing = [None] * batch.num_rows
+    words = {name: columns[name].to_pylist() if name in columns else nothing for name in FOR_PEOPLE.names}
     samples = (
         Sample(
             index=plain["sample"][row],
@@ -197,7 +200,8 @@ def _group(facts: Mapping[str, str], batch: pa.RecordBatch) -> Group:
                 VersionSpan(WeightVersion(span["version"], span["sha"]), span["start"], span["end"])
                 for span in spans[row]
             ),
-            text=texts[row],
+            text=words["text"][row],
+            reason=words["reason"][row],
         )
         for row in range(batch.num_rows)
     )

@@ -202,3 +202,13 @@ def test_a_stopped_run_is_active_again_when_it_is_started(
     register_run(client, head, "worker")
     assert reader.run_state()["state"] == "active"
     assert "stop_reason" not in reader.run_state()
+
+
+def test_a_response_longer_than_the_models_positions_is_refused_before_anything_is_written(
+    run_name: str, model: Path, object_store: ObjectStore
+) -> None:
+    (model / "config.json").write_text('{"max_position_embeddings": 512}')
+    with pytest.raises(BadInput, match="less than 512"):
+        prepare_run(make_config(run_name, sampling={"max_new_tokens": 512}), model, DATA, object_store)
+    assert CommitChain(object_store, run_name).head() is None
+    prepare_run(make_config(run_name, sampling={"max_new_tokens": 511}), model, DATA, object_store)

@@ -47,3 +47,12 @@ def test_redis_that_does_not_come_back_ends_both_with_its_name(run: Run) -> None
         assert service.finish(60) == 6
         assert "Redis stayed away for 1 s" in service.text()
         assert "Traceback" not in service.text()
+
+
+def test_a_run_that_failed_at_its_start_keeps_its_name_for_the_mended_configuration(run: Run) -> None:
+    run.configure(rewards={"verifier": "no_such_module:verify"})
+    rollout = run.start("rollout")
+    assert rollout.finish() == 2
+    assert "cannot load the verifier" in rollout.text()
+    run.configure(schedule={"rounds": 1}).complete()
+    assert run.audit().passed

@@ -121,6 +121,7 @@ class TinyRun:
     def _weights(self, version: int) -> Path:
         folder = self.folder / f"v{version}"
         folder.mkdir()
+        (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(bytes([version]))
         return folder
 

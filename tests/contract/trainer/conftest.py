@@ -60,6 +60,7 @@ def make_config(run: str, model: Path, **schedule: Any) -> RunConfig:
             "run": run,
             "bucket": "rolloutpipe-tests",
             "model": {"path": str(model)},
+            "sampling": {"max_new_tokens": 16},
             "schedule": {**shape, "frontier_width": 2, "max_unusable_fraction": 0.5, **schedule},
             "deadlines": {"group_s": 20, "partner_s": 5, "redis_s": 20, "store_s": 20},
             "leases": {"max_rejections": 1, "heartbeat_s": 0.2},

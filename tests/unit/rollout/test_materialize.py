@@ -31,6 +31,7 @@ def test_a_group_by_hand():
     assert facts == ("walk", 1, 3, 5, 2, VERSION, "p-9")
     assert group.id == "r000003-g0005"
     first, second = group.samples
+    assert (first.reason, second.reason) == (None, "answered D, not B")
     assert (first.index, second.index) == (0, 1)
     for sample, source in zip(group.samples, COMPLETIONS, strict=True):
         assert sample.prompt_ids.tolist() == [5, 6]

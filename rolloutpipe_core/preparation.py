@@ -8,7 +8,6 @@ The rollout side prepares (it has the data and the starting weights); the traine
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -122,9 +121,6 @@ def check_not_ahead(reader: LedgerReader, head: Link) -> None:
             expected="a chain at least as long as what Redis has published",
             remedy="restore the bucket; a version without its commit is never used",
         )
-
-
-Apply = Callable[[Link], None]
 
 
 def missing_commits(chain: CommitChain, reader: LedgerReader, head: Link) -> list[Link]:

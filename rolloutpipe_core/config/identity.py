@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "trainer.gradient_checkpointing",
     "leases",
     "deadlines",
+    "retention",
     "rollout_workers",
     "rollout_module",
     "trainer_module",

@@ -221,6 +221,19 @@ class DeadlineConfig(Section):
     """Either service: the object store away."""
 
 
+class RetentionConfig(Section):
+    """What a run keeps, and for how long (docs/retention.md). Commits and the ledger's archive always stay."""
+
+    keep_rounds: Positive | None = 50
+    """Rounds whose group objects, ledger events and keys stay at hand after their commit; unset: all."""
+    keep_versions: Positive = 3
+    """Newest versions whose weights and trainer state stay, the head's included; pinned ones stay besides."""
+    orphan_age_s: Seconds = 86400.0
+    """Age, by the store's clock, at which an object that nothing refers to is swept; longer than any upload takes."""
+    archive_events: Positive = 10000
+    """Ledger events that a Parquet part of the archive has at least."""
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -241,6 +254,7 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     leases: LeaseConfig = LeaseConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
+    retention: RetentionConfig = RetentionConfig()
     rollout_workers: Positive = 1
     """Rollout workers expected: each admits its share of a round (`serial`, `cgp`) or of a hard frontier."""
     rollout_module: str = "rolloutpipe_components.rollout"

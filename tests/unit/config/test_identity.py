@@ -23,6 +23,7 @@ def test_every_key_that_may_change_exists() -> None:
         {"schedule": {"rounds": 80, "kind": "serial"}},
         {"deadlines": {"group_s": 5.0}},
         {"leases": {"lease_s": 30.0}},
+        {"retention": {"keep_rounds": None}},
         {"rollout_workers": 3},
         {"engine": {"slots": 8}},
     ],

@@ -1,11 +1,17 @@
-"""The folder `components` is imported as `rolloutpipe_components`: a plain `components` is too generic a name
-for a user's path. Everything else is in pyproject.toml."""
+"""The folders `components` and `benchmarks` are imported as `rolloutpipe_components` and `rolloutpipe_benchmarks`:
+their plain names are too generic for a user's path. Everything else is in pyproject.toml."""
 
 from setuptools import find_packages, setup
 
-components = ["rolloutpipe_components", *(f"rolloutpipe_components.{name}" for name in find_packages("components"))]
+FOLDERS = {"rolloutpipe_components": "components", "rolloutpipe_benchmarks": "benchmarks"}
+
+renamed = [
+    package
+    for name, folder in FOLDERS.items()
+    for package in (name, *(f"{name}.{inner}" for inner in find_packages(folder)))
+]
 
 setup(
-    packages=[*find_packages(include=["rolloutpipe_core*"]), *components, "rolloutpipe_configs"],
-    package_dir={"rolloutpipe_components": "components", "rolloutpipe_configs": "configs"},
+    packages=[*find_packages(include=["rolloutpipe_core*"]), *renamed, "rolloutpipe_configs"],
+    package_dir={**FOLDERS, "rolloutpipe_configs": "configs"},
 )

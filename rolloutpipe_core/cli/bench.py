@@ -1,15 +1,26 @@
-"""`bench engine`."""
+"""`bench engine`, `bench schedules`."""
 
 from __future__ import annotations
 
 import typer
 
 app = typer.Typer(help="Measure.", no_args_is_help=True)
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=PASSED_ON)
 def engine(context: typer.Context) -> None:
     """Measure the rollout engine against plain generation loops; `-- --help` lists what the benchmark takes."""
+    _become("rolloutpipe_components.rollout.bench", context)
+
+
+@app.command(context_settings=PASSED_ON)
+def schedules(context: typer.Context) -> None:
+    """Measure the schedules side by side and against their floor; `-- --help` lists what the benchmark takes."""
+    _become("rolloutpipe_benchmarks.schedules", context)
+
+
+def _become(module: str, context: typer.Context) -> None:
     from rolloutpipe_core.cli.processes import become
 
-    become(["-m", "rolloutpipe_components.rollout.bench", *context.args])
+    become(["-m", module, *context.args])

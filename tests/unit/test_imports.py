@@ -1,4 +1,4 @@
-"""Who may import whom: pipelines -> components -> rolloutpipe_core; components never each other; infra never."""
+"""Who may import whom: benchmarks, pipelines -> components -> rolloutpipe_core; components never each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "transformers", "kfp", "sglang", "megatron"}
-FOLDER_OF = {"rolloutpipe_core": "rolloutpipe_core", "rolloutpipe_components": "components"}
+FOLDER_OF = {"rolloutpipe_components": "components", "rolloutpipe_benchmarks": "benchmarks"}
 
 WALK_CORE = """
 import importlib, pkgutil, sys, rolloutpipe_core
@@ -65,7 +65,7 @@ def test_core_never_imports_components_or_pipelines() -> None:
         (module, name)
         for module, path in modules("rolloutpipe_core")
         for name in imported(module, path)
-        if top(name) in {"rolloutpipe_components", "components", "pipelines"}
+        if top(name) in {"rolloutpipe_components", "components", "pipelines", "rolloutpipe_benchmarks", "benchmarks"}
     }
     assert wrong == set()
 
@@ -80,7 +80,9 @@ def test_components_never_import_each_other() -> None:
     assert wrong == set()
 
 
-@pytest.mark.parametrize("package", ["rolloutpipe_core", "rolloutpipe_components", "pipelines", "benchmarks"])
+@pytest.mark.parametrize(
+    "package", ["rolloutpipe_core", "rolloutpipe_components", "pipelines", "rolloutpipe_benchmarks"]
+)
 def test_infra_is_never_imported(package: str) -> None:
     wrong = {
         (module, name) for module, path in modules(package) for name in imported(module, path) if top(name) == "infra"

@@ -1,0 +1,1 @@
+"""Measurements of whole runs, imported as `rolloutpipe_benchmarks`: real services on real servers."""

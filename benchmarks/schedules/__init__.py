@@ -1,0 +1,1 @@
+"""`rolloutpipe bench schedules`: what each schedule costs, beside serial and beside the floor of its regime."""

@@ -31,6 +31,7 @@ def main(service: Service) -> None:
         register_run(client, head, service.name)
         check_not_ahead(service.reader, head)
 
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from .engines.torch import TorchEngine
@@ -39,12 +40,14 @@ def main(service: Service) -> None:
     from .tokenize import PromptTokenizer
 
     disable_progress_bar()
+    if config.deterministic:
+        torch.set_num_threads(1)
     with service.beacon as beacon, DirectoryCache(CACHE) as cache:
         # The nonce keeps two workers of one name apart: leases are compared with it.
         worker = f"{service.name}-{secrets.token_hex(3)}"
         ledger = RolloutLedger(client, worker, config.leases.lease_s, config.leases.max_attempts)
         tokenizer = PromptTokenizer(model, config.data)
-        engine = TorchEngine(config.engine, config.model)
+        engine = TorchEngine(config.engine, config.model, config.deterministic)
         verifiers = VerifierPool(config.rewards)
         groups = GroupServer(config, ledger, service.store, engine, verifiers, tokenizer)
         parts = RolloutParts(

@@ -119,7 +119,7 @@ async def measure(folder: Path, groups: int, turns: int) -> Report:
     prompts: list[list[int]] = tokenizer(texts, add_special_tokens=False).input_ids
     repeated = [prompt for prompt in prompts for _ in range(SAMPLES)]
     fast, deterministic = (
-        TorchEngine(EngineConfig(slots=SLOTS, deterministic=mode), ModelConfig(path=str(folder)))
+        TorchEngine(EngineConfig(slots=SLOTS), ModelConfig(path=str(folder)), deterministic=mode)
         for mode in (False, True)
     )
     try:

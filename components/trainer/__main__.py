@@ -12,6 +12,7 @@ from .trainer import Trainer
 
 def main(service: Service) -> None:
     """Train the run's rounds."""
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from rolloutpipe_core.store.commits import CommitChain
@@ -30,9 +31,12 @@ def main(service: Service) -> None:
             trainer=config.trainer,
             sampling=config.sampling,
             reference=reference,
+            deterministic=config.deterministic,
         )
 
     disable_progress_bar()
+    if config.deterministic:
+        torch.set_num_threads(1)
     with service.beacon as beacon:
         chain = CommitChain(service.store, config.run)
         parts = TrainerParts(config, service.client, service.reader, service.store, chain, make_trainer, beacon, CACHE)

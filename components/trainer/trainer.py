@@ -26,7 +26,7 @@ class UpdateResult:
 
 
 class Trainer(Protocol):
-    """Holds the policy, accumulates unnormalised float32 gradient sums, divides once at the step."""
+    """Holds the policy, accumulates unnormalised gradient sums, divides once at the step."""
 
     def begin_round(self) -> None:
         """The weights are now those of the round's version: `recompute` freezes its copy here."""

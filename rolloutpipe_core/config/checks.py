@@ -160,8 +160,8 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
         yield _warning(
             "engine.slots", f"{slots} slots do not hold one group of K = {k} samples", f"set it to at least {k}"
         )
-    if config.engine.deterministic and not config.model.device.startswith("cpu"):
-        yield _warning("engine.deterministic", "the promise holds on the CPU only", "set model.device to cpu")
+    if config.deterministic and not config.model.device.startswith("cpu"):
+        yield _warning("deterministic", "the promise holds on the CPU only", "set model.device to cpu")
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:

@@ -34,10 +34,12 @@ def memory_uses(config: RunConfig, folder: Path) -> list[MemoryUse]:
     uses.append(MemoryUse("trainer", f"weights ({config.model.dtype})", parameters * size))
     if size < 4:
         uses.append(MemoryUse("trainer", "float32 master weights", parameters * 4))
-    uses += [
-        MemoryUse("trainer", "gradient sums (float32)", parameters * 4),
-        MemoryUse("trainer", "AdamW moments (float32)", parameters * 8),
-    ]
+    if config.deterministic:
+        uses.append(MemoryUse("trainer", "gradient sums (int64)", parameters * 8))
+        uses.append(MemoryUse("trainer", "gradients of the step (float32)", parameters * 4))
+    else:
+        uses.append(MemoryUse("trainer", "gradient sums (float32)", parameters * 4))
+    uses.append(MemoryUse("trainer", "AdamW moments (float32)", parameters * 8))
     if config.loss.kl_coefficient > 0:
         uses.append(MemoryUse("trainer", "reference (loss.kl_coefficient)", parameters * size))
     if config.loss.old_logprobs == "recompute":

@@ -28,7 +28,7 @@ class ModelConfig(Section):
     path: str
     """Folder with a Hugging Face causal LM (config.json, *.safetensors, tokenizer), or `builtin:pointer-walk`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights in engine and trainer; the optimizer's state and the gradient sums are float32."""
+    """Type of the weights in engine and trainer; the optimizer's state and the gradients' sums are wider."""
     device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
     """Torch device of both services: `cpu`, `cuda`, `mps` or `xpu`; one of several by its number, as `cuda:1`."""
 
@@ -114,8 +114,6 @@ class EngineConfig(Section):
     """`torch`: in process, continuous batching."""
     slots: Positive = 64
     """Samples decoded at once."""
-    deterministic: bool = False
-    """A sample's tokens and log-probabilities do not depend on what else is in the batch."""
 
 
 class RewardConfig(Section):
@@ -241,6 +239,8 @@ class RunConfig(Section):
     """Name of the run: 1 to 63 of a-z, 0-9 and '-'; part of every key."""
     seed: int = 0
     """Seed of the prompts' order and of the sampling noise."""
+    deterministic: bool = False
+    """The same samples and weights to the bit, whatever the schedule and its timing: docs/determinism.md."""
     bucket: str = "rolloutpipe"
     """S3 bucket; made when it is missing."""
     model: ModelConfig

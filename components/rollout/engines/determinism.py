@@ -147,5 +147,5 @@ def _not_equal(policy: Policy, what: str) -> EngineFailure:
         f"deterministic mode: {what} are not bit-equal here",
         given=f"device {policy.device}, {policy.dtype}, torch {torch.__version__}, {torch.get_num_threads()} threads",
         expected="the same bits whatever else is in the batch",
-        remedy="set engine.deterministic: false, use one torch thread, or another model.dtype",
+        remedy="set deterministic: false, use one torch thread, or another model.dtype",
     )

@@ -65,7 +65,11 @@ class Policy:
         model, report = loaded
         if report["missing_keys"]:
             raise EngineFailure("weights are missing", given=f"{directory} lacks {_some(report['missing_keys'])}")
-        return cls(model.to(config.device))
+        model.to(config.device)
+        for parameter in model.parameters():
+            # Out of the mapped file, where a tensor's alignment is the file's: it may change a product's last bit.
+            parameter.data = parameter.data.clone()
+        return cls(model)
 
     def load_weights(self, directory: Path) -> None:
         """Copy the safetensors of `directory` into the model, in place and cast to its dtype.

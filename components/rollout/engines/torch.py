@@ -44,10 +44,12 @@ log = logging.getLogger(__name__)
 class TorchEngine:
     """Implements `Engine`. It takes torch's number of threads as the process has set it."""
 
-    def __init__(self, engine: EngineConfig, model: ModelConfig) -> None:
+    def __init__(self, engine: EngineConfig, model: ModelConfig, deterministic: bool = False) -> None:
+        """`deterministic`: a sample's bits do not depend on what else is in the batch; checked at the first load."""
         self.statistics = EngineStatistics()
         self._engine = engine
         self._model = model
+        self._deterministic = deterministic
         self._policy: Policy | None = None
         self._shapes: DeterministicShapes | None = None  # None in fast mode
         self._decoder: SlotDecoder | None = None
@@ -186,7 +188,7 @@ class TorchEngine:
             return
         policy = Policy.from_directory(directory, self._model)
         check_served(policy)
-        if self._engine.deterministic:
+        if self._deterministic:
             self._shapes = checked_shapes(policy, self._engine.slots)
         self._policy = policy
 

@@ -34,13 +34,14 @@ class Policy:
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         """Raises BadInput when the model's logits are not what this class makes of its hidden states."""
         self.model = model
+        self.vocabulary: int = model.config.get_text_config().vocab_size
         self._temperature = temperature
         _check_head(model)
 
     def scores(self, batch: Batch, entropy_gradient: bool = False) -> Scores:
         """Log-probability and entropy at the batch's N trained tokens, of softmax(logits / T)."""
         hidden = _hidden_states(self.model, batch.input_ids)[batch.predicts]
-        rows = max(CHUNK_LOGITS // self.model.config.get_text_config().vocab_size, 1)
+        rows = max(CHUNK_LOGITS // self.vocabulary, 1)
         chunks = [
             checkpoint(
                 self._score_chunk, states, targets, entropy_gradient, use_reentrant=False, preserve_rng_state=False
@@ -85,6 +86,9 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Pre
     if missing := sorted(loaded[1]["missing_keys"]):
         raise BadInput("weights are missing", given=f"{directory}: {', '.join(missing)}", expected="every parameter")
     model: PreTrainedModel = loaded[0].to(device).eval()
+    for parameter in model.parameters():
+        # Out of the mapped file, where a tensor's alignment is the file's: it may change a product's last bit.
+        parameter.data = parameter.data.clone()
     return model
 
 

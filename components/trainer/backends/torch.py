@@ -3,7 +3,7 @@
     begin_round ─> begin_update ─> accumulate(groups) ... ─> step ─> (next update) ... ─> export_weights, save
                                         │                     │
         micro-batches of least padding; │                     └ sums / denominator, clip, AdamW on float32 masters
-        each backward adds to the float32 sums
+        each backward adds to the sums
 
 What a token's loss is weighted with is known from its sample; only the denominator waits for the step. So groups may
 come in any order and any portions. Ratios are taken to the engine's log-probabilities or to those under the round's
@@ -34,8 +34,9 @@ from ..losses.kl import k3
 from ..metrics import MetricSums
 from ..microbatch import plan_microbatches
 from ..trainer import UpdateResult
+from .determinism import check_order_free
 from .export import export_model, read_tokenizer_files
-from .gradients import GradientSums, wide
+from .gradients import FixedPointSum, FloatSum, GradientSums, wide
 from .optimizer import MasterAdamW
 from .policy import Policy, load_model
 
@@ -66,11 +67,13 @@ class TorchTrainer:
         trainer: TrainerConfig,
         sampling: SamplingConfig,
         reference: Path | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Load the weights to start from.
 
         `directory` and `reference` hold HF files; `reference` is the run's version 0, needed (and held in memory) only
-        when `loss.kl_coefficient` > 0. Raises BadInput for a folder without a usable model.
+        when `loss.kl_coefficient` > 0. With `deterministic` a step's bits follow from the weights and the groups alone.
+        Raises BadInput for a folder without a usable model, and where `deterministic` cannot be promised.
         """
         self._loss, self._optimizer, self._trainer, self._sampling = loss, optimizer, trainer, sampling
         self._device = torch.device(model.device)
@@ -85,11 +88,15 @@ class TorchTrainer:
             name: parameter for name, parameter in self._policy.model.named_parameters() if parameter.requires_grad
         }
         self._loss_dtype = wide(dtype)
-        self._gradients = GradientSums(parameters)
+        self._deterministic = deterministic
+        self._gradients = GradientSums(parameters, FixedPointSum if deterministic else FloatSum)
         self._weights = MasterAdamW(parameters, optimizer)
         self._updates = 0  # of the run, skipped ones included: the learning rate's clock
         self.begin_round()
         self.begin_update(0)
+        if deterministic:
+            check_order_free(self.accumulate, self._gradients.totals, self._policy.vocabulary)
+            self.begin_update(0)
 
     def begin_round(self) -> None:
         self._moved = False
@@ -101,6 +108,11 @@ class TorchTrainer:
         self._gradients.clear()
 
     def accumulate(self, groups: Sequence[Group]) -> None:
+        # A row's rounding depends on the micro-batch that it shares: deterministic, no group shares one.
+        for together in ([group] for group in groups) if self._deterministic else [groups]:
+            self._accumulate(together)
+
+    def _accumulate(self, groups: Sequence[Group]) -> None:
         samples = [sample for group in groups for sample in group.samples]
         trained = [sample for sample in samples if sample.loss_mask.any()]
         self._totals.groups += len(groups)

@@ -233,7 +233,7 @@ class Rig:
         """A worker that runs while the block does; afterwards it is cancelled, as by SIGTERM."""
         config, client = config or self.config, client or self.client
         held = ledger(client, name, config.leases.lease_s, config.leases.max_attempts)
-        engine = wrap(TorchEngine(config.engine, config.model))
+        engine = wrap(TorchEngine(config.engine, config.model, config.deterministic))
         engine.loading = self._loading
         async with VerifierPool(config.rewards) as verifiers:
             store = store or self.store

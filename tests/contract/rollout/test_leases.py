@@ -27,7 +27,7 @@ def same_samples(first: Group, second: Group) -> bool:
 
 def test_a_late_upload_loses_and_the_second_attempt_repeats_the_first_to_the_token(make_rig: MakeRig) -> None:
     """The first worker stands still with all its groups sampled and scored, and wakes up when they are queued again."""
-    rig = make_rig(engine={"slots": 8, "deterministic": True}, leases={"lease_s": 1}, schedule={"frontier_width": R})
+    rig = make_rig(deterministic=True, engine={"slots": 8}, leases={"lease_s": 1}, schedule={"frontier_width": R})
     store = HoldingStore(rig.store)
 
     async def scenario() -> None:

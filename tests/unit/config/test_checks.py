@@ -89,7 +89,7 @@ OTHERS = [
     ({"sampling": {"top_p": 0.9}}, "warning", "sampling.top_p"),
     ({"sampling": {"top_k": 50}}, "warning", "sampling.top_k"),
     ({"engine": {"slots": 7}}, "warning", "engine.slots"),
-    ({"engine": {"deterministic": True}, "model": BUILTIN | {"device": "cuda"}}, "warning", "engine.deterministic"),
+    ({"deterministic": True, "model": BUILTIN | {"device": "cuda"}}, "warning", "deterministic"),
     ({"loss": {"importance_cap": 2.0}}, "error", "loss.importance_cap"),
     ({"loss": {"kind": "dr_grpo"}}, "warning", "loss.aggregation"),
     ({"loss": {"aggregation": "dr_grpo"}}, "warning", "loss.aggregation"),

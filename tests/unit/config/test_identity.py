@@ -40,7 +40,7 @@ def test_what_may_change_keeps_the_run(sections: dict[str, Any]) -> None:
         ({"schedule": {"groups_per_round": 32}}, "schedule.groups_per_round: was 16, now 32"),
         ({"schedule": {"order": "submission"}}, "schedule.order: was 'completion', now 'submission'"),
         ({"model": {"path": "other"}}, "model.path: was 'builtin:pointer-walk', now 'other'"),
-        ({"engine": {"deterministic": True}}, "engine.deterministic: was False, now True"),
+        ({"deterministic": True}, "deterministic: was False, now True"),
         ({"optimizer": {"betas": [0.9, 0.99]}}, "optimizer.betas: was [0.9, 0.95], now [0.9, 0.99]"),
     ],
 )

@@ -50,6 +50,13 @@ def test_bytes_by_hand(model: Path) -> None:
     ]
 
 
+def test_deterministic_sums_are_int64(model: Path) -> None:
+    uses = memory_uses(config(deterministic=True), model)
+    assert MemoryUse("trainer", "gradient sums (int64)", 800) in uses
+    assert MemoryUse("trainer", "gradients of the step (float32)", 400) in uses
+    assert not any("sums (float32)" in use.what for use in uses)
+
+
 def test_copies_of_the_weights_are_listed_when_the_loss_needs_them(model: Path) -> None:
     loss = {"kl_coefficient": 0.1, "old_logprobs": "recompute"}
     *_, reference, start = memory_uses(config(loss=loss, model={"path": "m"}), model)

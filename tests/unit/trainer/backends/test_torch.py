@@ -179,8 +179,8 @@ def test_bfloat16_learns_with_float32_gradients(make_trainer, make_group):
     for update in range(10):
         trainer.begin_update(update)
         trainer.accumulate([group])
-        assert {total.dtype for total in trainer._gradients.tensors.values()} == {torch.float32}
         losses.append(trainer.step().metrics["loss"])
+        assert {gradient.dtype for gradient in trainer._gradients.tensors.values()} == {torch.float32}
     assert losses[-1] < losses[0] - 0.05
 
 

@@ -140,7 +140,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def make_trainer(make_model: ModelMaker) -> TrainerMaker:
-    """`make_trainer(folder, dtype=..., temperature=..., and any field of LossConfig, OptimizerConfig, TrainerConfig)`.
+    """`make_trainer(folder, dtype=..., temperature=..., deterministic=..., and any field of LossConfig, OptimizerConfig,
+    TrainerConfig)`.
 
     `dtype="float64"` is for tests alone, which is why it goes around the configuration's validation.
     """
@@ -151,6 +152,7 @@ def make_trainer(make_model: ModelMaker) -> TrainerMaker:
         dtype: str = "float32",
         temperature: float = 1.0,
         reference: Path | None = None,
+        deterministic: bool = False,
         **fields: Any,
     ) -> TorchTrainer:
         folder = folder or make_model()
@@ -168,6 +170,7 @@ def make_trainer(make_model: ModelMaker) -> TrainerMaker:
             trainer=trainer,
             sampling=SamplingConfig(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS),
             reference=reference,
+            deterministic=deterministic,
         )
 
     return make

@@ -27,8 +27,12 @@ def files(directory):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("old_logprobs", ["engine", "recompute"])
-def test_a_loaded_trainer_goes_on_to_the_bit(dtype, old_logprobs, make_trainer, make_model, make_group, tmp_path):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_loaded_trainer_goes_on_to_the_bit(
+    dtype, old_logprobs, deterministic, make_trainer, make_model, make_group, tmp_path
+):
     fields = {
+        "deterministic": deterministic,
         "dtype": dtype,
         "old_logprobs": old_logprobs,
         "kl_coefficient": 0.1,

@@ -128,11 +128,21 @@ def test_a_group_without_any_trained_token(make_trainer, make_group, tmp_path):
     assert same(before, {name: tensor for name, tensor in after.items() if name.startswith("master.")})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(dtype, make_trainer, make_group, tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "advantage"),
+    [
+        ({"dtype": "float32"}, math.inf),
+        ({"dtype": "bfloat16"}, math.inf),
+        ({"deterministic": True}, math.inf),
+        ({"deterministic": True}, 1e9),  # finite, but beyond what the fixed-point sums hold
+    ],
+)
+def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(
+    fields, advantage, make_trainer, make_group, tmp_path
+):
     healthy = make_group(seed=0)
-    broken = with_samples(make_group(seed=0, index=1), lambda sample: {"advantage": math.inf})
-    trainer, other = make_trainer(dtype=dtype), make_trainer(dtype=dtype)
+    broken = with_samples(make_group(seed=0, index=1), lambda sample: {"advantage": advantage})
+    trainer, other = make_trainer(**fields), make_trainer(**fields)
     for each in (trainer, other):
         each.accumulate([healthy])
         each.step()

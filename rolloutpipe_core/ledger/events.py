@@ -15,6 +15,15 @@ from rolloutpipe_core.errors import LedgerRefused
 
 SCHEMA = "1"
 
+Entry = tuple[str, Mapping[str, str]]
+"""A stream's entry as Redis holds it: its id ("1795984219864-0") and its fields."""
+
+
+def place(id: str) -> tuple[int, int]:
+    """A stream id as what ids are ordered by: (ms, sequence)."""
+    ms, sequence = id.split("-")
+    return int(ms), int(sequence)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -76,7 +85,7 @@ class UpdateStepped(Event):
     skipped: bool
     replay: bool
     busy_ms: tuple[tuple[int, int], ...]  # intervals of trainer compute, server time
-    blocked_ms: int  # a group was announced, but the trainer waited for its bytes or verification
+    blocked_ms: int  # only fetching and verifying announced groups kept the trainer from going on
     metrics: Mapping[str, float]
 
 
@@ -102,6 +111,16 @@ class RunMoved(Event):
 
     after: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsMoved(Event):
+    """Object sets go: `retired` (no new pins), then `deleted`, or `kept` after all; orphans are `swept`."""
+
+    phase: str
+    sets: tuple[str, ...]  # "groups/r000012", "weights/3f9a61b2c4d5e6f7", "checkpoints/r000012-e3-5f1c9a"
+    objects: int  # that this removed
+    bytes: int
 
 
 def parse_event(id: str, fields: Mapping[str, str]) -> Event:
@@ -172,6 +191,9 @@ def parse_event(id: str, fields: Mapping[str, str]) -> Event:
             return RoleTaken(id, at_ms, actor, fields["role"], int(fields["epoch"]))
         case "run":
             return RunMoved(id, at_ms, actor, fields["to"], fields.get("reason", ""))
+        case "retention":
+            sets = tuple(fields["sets"].split())
+            return ObjectsMoved(id, at_ms, actor, fields["phase"], sets, int(fields["objects"]), int(fields["bytes"]))
         case other:
             raise LedgerRefused("unknown ledger entry", given=f"{id}: type {other!r}", expected="a known type")
 

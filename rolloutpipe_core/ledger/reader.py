@@ -1,26 +1,47 @@
-"""Reading a run's ledger: present state and history, for status, timeline, report and audit. Writes nothing."""
+"""Reading a run's ledger: present state and history, for status, timeline, report and audit. Writes nothing.
+
+The history is the archive's parts, then what the stream still holds:  archive ── `archived_to` ──> stream
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import redis
 
 from rolloutpipe_core.domain import WeightVersion, group_id
+from rolloutpipe_core.errors import BadInput, Damaged
 from rolloutpipe_core.ledger.client import LedgerClient
-from rolloutpipe_core.ledger.events import Event, parse_event
+from rolloutpipe_core.ledger.events import Entry, Event, parse_event, place
 from rolloutpipe_core.ledger.keys import CONSUMER_GROUP, RunKeys
 
+if TYPE_CHECKING:
+    from rolloutpipe_core.store.objects import ObjectStore
+
 PAGE = 2000  # ledger entries a round trip
+BEGINNING = "0-0"  # before every stream id
+
+OpenStore = Callable[[str], "ObjectStore"]
+"""bucket -> its store; asked only when a part of the history is archived"""
+
+
+def no_store(bucket: str) -> ObjectStore:
+    """For readers that look at the present alone."""
+    raise BadInput(
+        "the older part of this run's history is archived", given=f"bucket {bucket}", expected="a reader with a store"
+    )
 
 
 class LedgerReader:
     """One run, seen from outside. Methods raise RedisUnavailable when Redis stays away."""
 
-    def __init__(self, client: redis.Redis, run: str, deadline_s: float = 10.0) -> None:
+    def __init__(
+        self, client: redis.Redis, run: str, deadline_s: float = 10.0, open_store: OpenStore = no_store
+    ) -> None:
         self._client = LedgerClient(client, run, deadline_s)
         self._redis: Any = client
+        self._open_store = open_store
         self.keys = RunKeys(run)
 
     def run_state(self) -> dict[str, str]:
@@ -48,20 +69,81 @@ class LedgerReader:
         rows = self._pipelined([("hgetall", self.keys.group(group)) for group in ids])
         return [{"id": group, **row} for group, row in zip(ids, rows, strict=True) if row]
 
+    def group_states(self, groups: Sequence[str]) -> list[str]:
+        """The groups' states, '' for one that does not exist."""
+        return [
+            state or "" for state in self._pipelined([("hget", self.keys.group(group), "state") for group in groups])
+        ]
+
+    def sizes(self, rounds: Sequence[int]) -> list[int]:
+        """How many groups each round has; 0 where its keys are gone."""
+        return [int(row.get("groups", 0)) for row in self._pipelined([("hgetall", self.keys.round(n)) for n in rounds])]
+
     def open_groups(self, round: int) -> list[str]:
         """Groups not yet serving-complete, in submission order; the first F_w are the frontier."""
         return list(self._read("zrange", self.keys.open(round), 0, -1))
 
-    def events(self, after: str = "-") -> Iterator[Event]:
-        """The ledger's events behind `after` (a stream id; '-' = from the start), oldest first, page by page."""
-        start = after if after == "-" else f"({after}"
+    def events(self, after: str = BEGINNING, rounds: Collection[int] | None = None) -> Iterator[Event]:
+        """The history behind `after` (a stream id), oldest first, page by page; of `rounds`: of these alone.
+
+        Raises what the object store raises, and Damaged when the archive lacks its end.
+        """
+        for id, fields in self._history(after, rounds):
+            event = parse_event(id, fields)
+            if rounds is None or getattr(event, "round", None) in rounds:
+                yield event
+
+    def events_kept(self) -> int:
+        """How many entries the ledger's stream still holds."""
+        return int(self._read("xlen", self.keys.ledger))
+
+    def stream(self, after: str = BEGINNING) -> Iterator[Entry]:
+        """The entries behind `after` that the ledger's stream still holds, oldest first, page by page."""
+        while page := self._page(after)[1]:
+            yield from page
+            after = page[-1][0]
+
+    def _history(self, position: str, rounds: Collection[int] | None) -> Iterator[Entry]:
         while True:
-            page = self._read("xrange", self.keys.ledger, start, "+", PAGE)
-            for id, fields in page:
-                yield parse_event(id, fields)
-            if len(page) < PAGE:
+            archived_to, page = self._page(position)
+            if place(archived_to) > place(position):
+                # Also when it was trimmed while we read: the page then begins behind a gap.
+                position = yield from self._archived(position, archived_to, rounds)
+            elif page:
+                yield from page
+                position = page[-1][0]
+            else:
                 return
-            start = f"({page[-1][0]}"
+
+    def _archived(self, position: str, archived_to: str, rounds: Collection[int] | None) -> Generator[Entry, None, str]:
+        """What the archive holds behind `position`; returns where it ends."""
+        from rolloutpipe_core.ledger.archive import Archive  # here, because pyarrow takes its time to load
+
+        archive = Archive(self._open_store(self.run_state()["archive_bucket"]), self.keys.name)
+        parts = [part for part in archive.parts() if place(part.last) > place(position)]
+        end = max((part.last for part in parts), key=place, default=BEGINNING)
+        if place(end) < place(archived_to):
+            raise Damaged(
+                f"the ledger's archive of run {self.keys.name} lacks its end",
+                given=f"its last event is {end}",
+                expected=f"{archived_to}, up to which the stream was trimmed",
+            )
+        for entry in archive.entries(parts, rounds):
+            if place(entry[0]) > place(position):
+                yield entry
+        return end
+
+    def _page(self, after: str) -> tuple[str, list[Entry]]:
+        """(stream id up to which the archive holds all, a page of the stream behind `after`), of one instant."""
+
+        def read() -> tuple[str, list[Entry]]:
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hget(self.keys.run, "archived_to")
+            pipe.xrange(self.keys.ledger, f"({after}", "+", PAGE)
+            archived_to, page = pipe.execute()
+            return archived_to or BEGINNING, page
+
+        return self._client.patiently(read, "XRANGE of the ledger")
 
     def versions(self) -> list[tuple[WeightVersion, dict[str, str]]]:
         """The registry: published versions, oldest first, each with its entry (object, commit, commit_sha, at_ms)."""
@@ -81,8 +163,11 @@ class LedgerReader:
 
     def services(self) -> list[dict[str, str]]:
         """What each live service says of itself; one that stopped saying so is gone after its hash expired."""
-        names = sorted(self._read("smembers", self.keys.services))
-        return [row for row in self._pipelined([("hgetall", name) for name in names]) if row]
+        return [row for row in self._pipelined([("hgetall", name) for name in self.service_keys()]) if row]
+
+    def service_keys(self) -> list[str]:
+        """Keys of the services, some of them gone."""
+        return sorted(self._read("smembers", self.keys.services))
 
     def fifo_depth(self) -> int:
         """Entries announced and not yet acknowledged."""
@@ -110,11 +195,11 @@ class LedgerReader:
     def _read(self, command: str, *args: Any) -> Any:
         return self._client.patiently(lambda: getattr(self._redis, command)(*args), command.upper())
 
-    def _pipelined(self, commands: Sequence[tuple[str, str]]) -> list[Any]:
+    def _pipelined(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
         def run() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
-            for command, key in commands:
-                getattr(pipe, command)(key)
+            for command, *arguments in commands:
+                getattr(pipe, command)(*arguments)
             return list(pipe.execute())
 
         return self._client.patiently(run, "pipeline") if commands else []

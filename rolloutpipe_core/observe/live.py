@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rolloutpipe_core.errors import RedisUnavailable
-from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.ledger.reader import BEGINNING, LedgerReader
 from rolloutpipe_core.observe.measures import RoundMetrics, round_metrics
 from rolloutpipe_core.observe.status import read_status
 from rolloutpipe_core.observe.terminal import round_line, rounds_table, status_view
@@ -27,7 +27,7 @@ class Follower:
 
     def __init__(self, reader: LedgerReader) -> None:
         self._reader = reader
-        self._last = "-"
+        self._last = BEGINNING
         self.timelines = Timelines()
         self.finished: list[RoundMetrics] = []
 

@@ -228,6 +228,8 @@ class RetentionConfig(Section):
     """Newest versions whose weights and trainer state stay, the head's included; pinned ones stay besides."""
     orphan_age_s: Seconds = 86400.0
     """Age, by the store's clock, at which an object that nothing refers to is swept; longer than any upload takes."""
+    grace_s: Annotated[float, Field(ge=0)] = 600.0
+    """After a Redis that may have lost pins (restart, failover, emptied), no weights are deleted for this long."""
     archive_events: Positive = 10000
     """Ledger events that a Parquet part of the archive has at least."""
 

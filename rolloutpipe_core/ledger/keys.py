@@ -41,6 +41,16 @@ class RunKeys:
         """Stream: the published versions."""
         return self.prefix + "weights"
 
+    @property
+    def pins(self) -> str:
+        """Sorted set by end (server time, ms): `12 3f9a61… reason`, versions whose weights must stay until then."""
+        return self.prefix + "pins"
+
+    @property
+    def retired(self) -> str:
+        """Hash: object sets that are about to be deleted (`weights/3f9a61…`), with when and by whom."""
+        return self.prefix + "retired"
+
     def round(self, round: int) -> str:
         """Hash: one round's state and counters."""
         return f"{self.prefix}round:{round}"

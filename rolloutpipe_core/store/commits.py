@@ -223,6 +223,26 @@ class CommitChain:
             links.append(link)
         return links
 
+    def tail(self, count: int | None, after: int = -1) -> list[Link]:
+        """The newest `count` commits (None: all) of rounds behind `after`, oldest first, every link verified.
+
+        Raises Damaged when the chain ends before `after`, which was a round of it.
+        """
+        rounds = self._rounds() or []
+        if after >= len(rounds):
+            end = commit_key(self._run, after)
+            raise Damaged(f"the commit chain got shorter: {end} is missing", remedy="restore the bucket")
+        newest = [round for round in rounds if round > after]
+        links: list[Link] = []
+        for round in newest if count is None else newest[-count:]:
+            commit, link = self._read_commit(round)
+            if not links:
+                self._check_link(commit)
+            elif commit.previous != links[-1].as_previous:
+                raise _broken(commit, f"{links[-1].key} with sha256 {links[-1].sha256}")
+            links.append(link)
+        return links
+
     def _create(self, commit: Genesis | Commit) -> Link:
         if commit.run != self._run:
             raise BadInput("commit of another run", given=commit.run, expected=self._run)

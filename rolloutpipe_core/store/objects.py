@@ -12,10 +12,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +33,8 @@ T = TypeVar("T")
 PART_BYTES = 16 * 2**20
 """Files larger than this go up in parts of this size; S3 takes 5 MiB to 5 GiB a part, at most 10,000."""
 MOST_PARTS = 10_000
+MOST_DELETED = 1000
+"""Keys that S3 takes in one deletion."""
 CHUNK_BYTES = 2**20
 
 
@@ -55,6 +61,16 @@ class ObjectInfo:
     key: str
     bytes: int
     sha256: str | None = None  # as `upload_file` recorded it; listings don't tell
+    modified: datetime | None = None  # the store's clock, whole seconds; only listings tell
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """An upload in parts that nobody completed yet, or ever will."""
+
+    key: str
+    id: str
+    begun: datetime  # the store's clock
 
 
 class ObjectStore:
@@ -105,6 +121,10 @@ class ObjectStore:
         )
         headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
         return headers
+
+    def now(self) -> datetime:
+        """The store's clock, in whole seconds."""
+        return parsedate_to_datetime(self.answer_headers()["date"])
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """The whole object. Raises ObjectMissing, and Damaged when it is larger than `max_bytes`."""
@@ -161,7 +181,7 @@ class ObjectStore:
         while more:
             found = self._call(f"list {prefix}", lambda: self._client.list_objects_v2(**page))
             for entry in found.get("Contents", ()):
-                yield ObjectInfo(entry["Key"], int(entry["Size"]))
+                yield ObjectInfo(entry["Key"], int(entry["Size"]), modified=entry["LastModified"])
             more = found["IsTruncated"]
             page["ContinuationToken"] = found.get("NextContinuationToken")
 
@@ -169,6 +189,36 @@ class ObjectStore:
         """Delete the object; that it is already gone is no error."""
         with suppress(ObjectMissing):
             self._call(f"delete {key}", lambda: self._client.delete_object(Bucket=self.bucket, Key=key))
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Delete objects, a thousand a request; those already gone are no error."""
+        rest = iter(keys)
+        while batch := list(islice(rest, MOST_DELETED)):
+            self._call(f"delete {len(batch)} objects, the first {batch[0]}", partial(self._delete, batch))
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        named = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        answer = self._client.delete_objects(Bucket=self.bucket, Delete=named)
+        for error in answer.get("Errors", ()):  # told in the body of an answer of 200
+            status = 403 if error.get("Code") == "AccessDenied" else 500
+            raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "DeleteObjects")
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        """Uploads in parts that were begun under `prefix` and neither completed nor aborted."""
+        page: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix}
+        more = True
+        while more:
+            found = self._call(f"list uploads of {prefix}", lambda: self._client.list_multipart_uploads(**page))
+            for entry in found.get("Uploads", ()):
+                yield UnfinishedUpload(entry["Key"], entry["UploadId"], entry["Initiated"])
+            more = found.get("IsTruncated", False)
+            page.update(KeyMarker=found.get("NextKeyMarker"), UploadIdMarker=found.get("NextUploadIdMarker"))
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Drop the parts of an upload; that it is already gone is no error."""
+        address = {"Bucket": self.bucket, "Key": upload.key, "UploadId": upload.id}
+        with suppress(ObjectMissing):
+            self._call(f"abort upload of {upload.key}", lambda: self._client.abort_multipart_upload(**address))
 
     def upload_file(self, path: Path, key: str, sha256: str) -> None:
         """Stream a file up, hashing it on the way; the hash is recorded with the object.
@@ -205,7 +255,7 @@ class ObjectStore:
                 lambda: self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done}),
             )
         except BaseException:
-            # One try: parts left behind are the bucket's lifecycle rule's to sweep.
+            # One try: parts left behind are swept with the orphans.
             with suppress(*STORE_ERRORS):
                 self._client.abort_multipart_upload(**upload)
             raise

@@ -14,7 +14,8 @@ if state then
   return {'REPEAT', redis.call('HGET', RUN, 'version')}
 end
 redis.call('HSET', RUN, 'state', 'active', 'lineage', lineage, 'version', version, 'version_sha', sha,
-  'config_sha', ARGV[8], 'prepared_ms', NOW)
+  'config_sha', ARGV[8], 'prepared_ms', NOW,
+  'pins_since_ms', version == '0' and '0' or NOW) -- a run that is restored may have lost pins
 redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[5], 'commit', ARGV[6], 'commit_sha', ARGV[7], 'at_ms', NOW)
 tell('run', actor, {'to', version == '0' and 'prepared' or 'restored'})
 tell('version', actor, {'number', version, 'sha', sha, 'object', ARGV[5], 'commit', ARGV[6], 'commit_sha', ARGV[7]})

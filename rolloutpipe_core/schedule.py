@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolloutpipe_core.config.models import ScheduleConfig
 
@@ -71,7 +71,7 @@ def admissible(
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A group that was fetched and passed the gate."""
+    """A group as updates see it: its place, and what it adds to a micro-batch."""
 
     index: int  # submission order
     tokens: int
@@ -81,12 +81,16 @@ class ReadyGroup:
 class TrainerView:
     """What the trainer's next step depends on."""
 
-    ready: tuple[ReadyGroup, ...]  # in order of completion
+    ready: tuple[ReadyGroup, ...]  # fetched and past the gate, in order of completion
     accumulated: int  # groups already in the present update
     drained: bool  # no more groups of this round are on their way
-    arriving: int  # announced, still being fetched or verified
+    arriving: tuple[ReadyGroup, ...] = ()  # announced, not ready: they wait to be fetched, or are just being verified
     outstanding: frozenset[int] = frozenset()
     """Submission orders neither ended nor consumed, ready ones included (only for `order: submission`)."""
+
+    def all_ready(self) -> TrainerView:
+        """As it would be if fetching and verifying took no time."""
+        return replace(self, ready=(*self.ready, *self.arriving), arriving=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def next_action(view: TrainerView, schedule: ScheduleConfig, microbatch_tokens: 
     no_more = view.drained and not view.arriving
     if no_more and not line:
         return Step() if view.accumulated else Finish()
-    if schedule.kind == "serial" and not no_more:
+    if schedule.kind == "serial" and not view.drained:
         return Wait(f"the round to drain ({len(view.ready)} groups are ready)")
     if schedule.kind == "stream":
         batch = feasible_batch(line[:missing], microbatch_tokens)
@@ -153,10 +157,10 @@ def feasible_batch(line: Sequence[ReadyGroup], budget: int) -> tuple[int, ...]:
 def _in_order(view: TrainerView, schedule: ScheduleConfig) -> list[ReadyGroup]:
     if schedule.kind == "serial" or schedule.order == "submission":
         ready = {group.index: group for group in view.ready}
-        if schedule.order == "completion":  # serial, as Slime does: all are there, sorted by index
-            return [ready[index] for index in sorted(ready)]
+        # Serial, as Slime does: once the round is drained all are known, and go sorted by index.
+        known = ready.keys() | {group.index for group in view.arriving}
         line = []
-        for index in sorted(view.outstanding):
+        for index in sorted(view.outstanding if schedule.order == "submission" else known):
             if index not in ready:
                 break
             line.append(ready[index])
@@ -165,7 +169,7 @@ def _in_order(view: TrainerView, schedule: ScheduleConfig) -> list[ReadyGroup]:
 
 
 def _lacking(view: TrainerView, schedule: ScheduleConfig, least: int) -> str:
-    reason = f"{least} ready groups ({len(view.ready)} are ready, {view.arriving} arriving)"
+    reason = f"{least} ready groups ({len(view.ready)} are ready, {len(view.arriving)} arriving)"
     ready = {group.index for group in view.ready}
     if schedule.order == "submission" and view.outstanding and min(view.outstanding) not in ready:
         reason += f"; group {min(view.outstanding)} heads the line"

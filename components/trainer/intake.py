@@ -1,17 +1,17 @@
 """The trainer's end of the FIFO: reads ahead of training, fetches and verifies in the background.
 
-    FIFO ──thread: read, fetch, hash, decode──> arrivals ──trainer's own thread: gate──> ready, or rejected
+    FIFO ──thread: read──> line ──threads: fetch, hash, decode, gate──> verdicts ──trainer's own thread──> ready
+                                                                                └── against it ──> rejected
 
-Only reading and fetching run in threads of their own, so that they hide behind compute; every verdict and every
-transition is made by the caller of `collect`.
+Everything that takes time runs in threads of their own, so that it hides behind compute; every transition is made by
+the caller of `collect`. No more than the first groups of the line are in memory (readahead.py).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rolloutpipe_core.domain import Group, GroupRef, GroupState, WeightVersion
@@ -20,6 +20,8 @@ from rolloutpipe_core.gate import Expectation, why_altered, why_rejected
 from rolloutpipe_core.ledger.trainer import Announced, Drained, TrainerLedger
 from rolloutpipe_core.store.groups import decode_group
 from rolloutpipe_core.store.objects import ObjectStore
+
+from .readahead import Arrival, ReadAhead, Ready, Verdict
 
 log = logging.getLogger("rolloutpipe.trainer")
 
@@ -44,11 +46,13 @@ class RoundFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A group that passed the gate, with the announcement it came under."""
+class Gathered:
+    """What the trainer knows of its round's groups at one instant."""
 
-    ref: GroupRef
-    group: Group
+    ready: tuple[Ready, ...]  # in order of completion
+    arriving: tuple[GroupRef, ...]  # announced, neither ready nor taken
+    drained: int  # the newest generation whose drain marker was read; 0 = none
+    generation: int  # the newest generation that a rejection told of; 0 = none
 
 
 def fetch_group(store: ObjectStore, ref: GroupRef) -> Group:
@@ -66,46 +70,49 @@ def fetch_group(store: ObjectStore, ref: GroupRef) -> Group:
 class Intake:
     """One incarnation's reading of the FIFO. A context manager: its threads end with it."""
 
-    def __init__(self, ledger: TrainerLedger, store: ObjectStore, max_rejections: int) -> None:
+    def __init__(
+        self, ledger: TrainerLedger, store: ObjectStore, max_rejections: int, ahead: int, by_index: bool
+    ) -> None:
+        """`ahead`: most groups in memory, at least an update's; `by_index`: updates take them in submission order."""
         self._ledger = ledger
         self._store = store
         self._max_rejections = max_rejections
-        self._arrivals: list[tuple[Announced, Future[Group]]] = []
+        self._line = ReadAhead(ahead, by_index)
         self._markers: list[Drained] = []
-        self._error: BaseException | None = None
+        self._facts: RoundFacts | None = None
+        self._generation = 0
+        self._error: Exception | None = None
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
-        self._thread = threading.Thread(target=self._run, name="fifo", daemon=True)
-        self._news = False  # something was read or fetched since the last `collect`
+        self._reader = threading.Thread(target=self._read, name="fifo", daemon=True)
+        self._fetchers = [
+            threading.Thread(target=self._fetch, name=f"fetch-{number}", daemon=True) for number in range(FETCHERS)
+        ]
+        self._news = False  # something was read or verified since the last `collect`
 
     def __enter__(self) -> Intake:
-        self._thread.start()
+        for thread in (self._reader, *self._fetchers):
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join(timeout=5)  # before the pool: it submits to it
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tell()
+        self._reader.join(timeout=5)  # a fetcher may be waiting for a store that is away
 
-    @property
-    def arriving(self) -> int:
-        """Announced groups that are still being fetched or verified."""
+    def begin_round(self, facts: RoundFacts) -> None:
+        """From now on groups are held to these facts; until then, none of this round is fetched."""
         with self._changed:
-            return len(self._arrivals)
-
-    def drained_generation(self, round: int) -> int:
-        """The newest generation of the round whose drain marker was read; 0 = none."""
-        with self._changed:
-            return max((marker.generation for marker in self._markers if marker.round == round), default=0)
+            self._facts, self._generation = facts, 0
+            self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether something was read or fetched since the last `collect`; waits for it until the time-out."""
+        """Whether something was read or verified since the last `collect`; waits for it until the time-out."""
         with self._changed:
             return self._changed.wait_for(lambda: self._news, timeout_s)
 
-    def collect(self, facts: RoundFacts) -> Iterator[Ready | int]:
-        """Judge what was fetched, in FIFO order: ready groups, or the round's generation after a rejection.
+    def collect(self) -> Gathered:
+        """Settle what did not pass, and tell what is there.
 
         Raises what ended the reading thread, and StoreUnavailable when a fetch outlived its deadline.
         """
@@ -113,12 +120,22 @@ class Intake:
             if self._error is not None:
                 raise self._error
             self._news = False
-            done = [pair for pair in self._arrivals if pair[1].done()]
-            self._arrivals = [pair for pair in self._arrivals if not pair[1].done()]
-        for announced, future in done:
-            verdict = self._judge(announced, future, facts)
-            if verdict is not None:
-                yield verdict
+            settled = [(arrival, arrival.verdict) for arrival in self._line if arrival.verdict and not arrival.is_ready]
+        for arrival, verdict in settled:
+            if verdict.error is not None:
+                raise verdict.error
+            if verdict.reason is not None:
+                self._reject(arrival.announced, verdict.reason)
+        self._remove({arrival for arrival, _ in settled})
+        with self._changed:
+            return self._gathered()
+
+    def take(self, taken: Sequence[Ready]) -> None:
+        """Forget groups that go into an update: their places are free for the next ones."""
+        refs = {id(ready.ref) for ready in taken}  # not by value: a duplicate announcement is still to be rejected
+        with self._changed:
+            gone = {arrival for arrival in self._line if id(arrival.announced.ref) in refs}
+        self._remove(gone)
 
     def acknowledge_markers(self, round: int) -> None:
         """Put the markers of a published round behind us."""
@@ -128,58 +145,94 @@ class Intake:
         for marker in behind:
             self._ledger.acknowledge(marker.entry)
 
-    def _judge(self, announced: Announced, future: Future[Group], facts: RoundFacts) -> Ready | int | None:
+    def _gathered(self) -> Gathered:
+        assert self._facts is not None, "begin_round comes first"
+        round = self._facts.round
+        held = sorted((arrival for arrival in self._line.held() if arrival.is_ready), key=lambda a: a.finished)
+        return Gathered(
+            ready=tuple(arrival.verdict.ready for arrival in held if arrival.verdict and arrival.verdict.ready),
+            arriving=tuple(
+                arrival.announced.ref
+                for arrival in self._line
+                if not arrival.is_ready and arrival.announced.ref.round <= round
+            ),
+            drained=max((marker.generation for marker in self._markers if marker.round == round), default=0),
+            generation=self._generation,
+        )
+
+    def _reject(self, announced: Announced, reason: str) -> None:
+        ref = announced.ref
+        outcome, generation = self._ledger.reject(announced, reason, self._max_rejections)
+        self._generation = max(self._generation, generation)
+        log.warning("%s: announcement of attempt %d %s: %s", ref.group, ref.attempt, outcome, reason)
+
+    def _remove(self, gone: set[Arrival]) -> None:
+        with self._changed:
+            self._line.remove(gone)
+            self._changed.notify_all()
+
+    def _fetch(self) -> None:
+        """A fetching thread: always the first in the line that nobody has begun."""
+        while (next_one := self._next()) is not None:
+            arrival, facts = next_one
+            try:
+                verdict = self._verify(arrival.announced, facts)
+            except Exception as error:  # raised again by `collect`, in the trainer's own thread
+                verdict = Verdict(error=error)
+            with self._changed:
+                self._line.finish(arrival, verdict)
+            self._tell()
+
+    def _next(self) -> tuple[Arrival, RoundFacts] | None:
+        """What to fetch; waits for it. None once the intake has ended."""
+        with self._changed:
+            while not self._stopped.is_set():
+                if self._facts is not None and (arrival := self._line.begin_next(self._facts.round)) is not None:
+                    return arrival, self._facts
+                self._changed.wait()
+            return None
+
+    def _verify(self, announced: Announced, facts: RoundFacts) -> Verdict:
         ref, current = announced.ref, self._ledger.current(announced.ref.group)
         ours = current.attempt == ref.attempt and current.entry == announced.entry
         if ours and current.state == GroupState.CLAIMED:
-            return None  # assigned before a restart: it is replayed from the recorded assignments
+            return Verdict()
         try:
-            group = future.result()
-            reason = self._why_not(announced, group, facts, current.attempt, ours)
+            group = fetch_group(self._store, ref)
         except Damaged as error:
-            reason = str(error)
-        if reason is None:
-            return Ready(ref, group)
-        outcome, generation = self._ledger.reject(announced, reason, self._max_rejections)
-        log.warning("%s: announcement of attempt %d %s: %s", ref.group, ref.attempt, outcome, reason)
-        return generation
-
-    def _why_not(self, announced: Announced, group: Group, facts: RoundFacts, attempt: int, ours: bool) -> str | None:
-        reason = why_rejected(group, announced.ref, facts.expectation(attempt))
+            return Verdict(reason=str(error))
+        reason = why_rejected(group, ref, facts.expectation(current.attempt))
         if reason is None and not ours:
-            return f"duplicate announcement: entry {announced.entry} is not the group's current one"
-        return reason
+            reason = f"duplicate announcement: entry {announced.entry} is not the group's current one"
+        return Verdict(reason=reason) if reason is not None else Verdict(ready=Ready(ref, group))
 
-    def _run(self) -> None:
+    def _read(self) -> None:
+        """The reading thread."""
         after = "0-0"
         try:
             while not self._stopped.is_set():
                 entries = self._ledger.read(after)
-                if not entries:
+                if entries:
+                    after = entries[-1].entry
+                    self._enter(entries)
+                else:
                     self._ledger.wait_for_entries(after, POLL_MS)
-                for entry in entries:
-                    after = entry.entry
-                    self._take(entry)
         except Exception as error:  # whatever ends the thread must end the trainer's wait, too
-            self._fail(error)
+            self._error = error
+            self._tell()
 
-    def _take(self, entry: object) -> None:
+    def _enter(self, entries: Sequence[object]) -> None:
         with self._changed:
-            if isinstance(entry, Announced):
-                future = self._pool.submit(fetch_group, self._store, entry.ref)
-                self._arrivals.append((entry, future))
-                future.add_done_callback(lambda _: self._tell())
-            elif isinstance(entry, Drained):
-                self._markers.append(entry)
-            else:
-                log.warning("foreign entry in the FIFO is left alone: %s", entry)
+            for entry in entries:
+                if isinstance(entry, Announced):
+                    self._line.add(entry)
+                elif isinstance(entry, Drained):
+                    self._markers.append(entry)
+                else:
+                    log.warning("foreign entry in the FIFO is left alone: %s", entry)
         self._tell()
 
     def _tell(self) -> None:
         with self._changed:
             self._news = True
             self._changed.notify_all()
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._tell()

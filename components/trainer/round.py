@@ -12,26 +12,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from rolloutpipe_core.config.models import RunConfig
-from rolloutpipe_core.domain import ENDED_STATES, GroupRef, GroupState
+from rolloutpipe_core.domain import ENDED_STATES, GroupRef, GroupState, group_id
 from rolloutpipe_core.errors import Damaged, LedgerRefused
 from rolloutpipe_core.gate import why_rejected
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.records import parse_reference
 from rolloutpipe_core.ledger.trainer import TrainerLedger
-from rolloutpipe_core.schedule import Finish, ReadyGroup, Step, Take, TrainerView, Wait, next_action
+from rolloutpipe_core.schedule import Action, Finish, ReadyGroup, Step, Take, TrainerView, Wait, next_action
 from rolloutpipe_core.store.objects import ObjectStore
 
-from .intake import Intake, Ready, RoundFacts, fetch_group
+from .intake import Intake, RoundFacts, fetch_group
+from .readahead import Ready
 from .stopwatch import Stopwatch
 from .trainer import Trainer
 
 log = logging.getLogger("rolloutpipe.trainer")
 
 POLL_S = 0.2
+BEHIND = {GroupState.CLAIMED, GroupState.TRAINED, *ENDED_STATES}
+"""States of groups that no update waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,9 @@ class RoundTraining:
         self.intake = intake
         self.beacon = beacon
         self.stopwatch = stopwatch
-        self._ready: dict[int, Ready] = {}
+        self._ready: dict[int, Ready] = {}  # as of the last look
+        self._size = 0  # groups of the round; 0 = it is not open yet
+        self._behind: set[int] = set()  # submission orders known to be consumed or ended
         self._generation = int(reader.round_state(facts.round).get("generation", 1))
 
     def run(self) -> list[TrainedUpdate]:
@@ -92,6 +98,7 @@ class RoundTraining:
         Raises DeadlineExceeded when groups stop coming, Fenced or LedgerRefused when the ledger moved on without us,
         Damaged when a recorded assignment can't be replayed (its assignments are then taken back).
         """
+        self.intake.begin_round(self.facts)
         recorded = Recorded.of(self.reader, self.facts.round)
         self.trainer.begin_round()
         updates: list[TrainedUpdate] = []
@@ -108,41 +115,48 @@ class RoundTraining:
         if index < recorded.sealed:
             return self._step(index, members, replay=True)
         while True:
-            action = next_action(self._view(len(members)), self.config.schedule, self.config.trainer.microbatch_tokens)
-            match action:
+            view = self._view(len(members))
+            match self._next(view):
                 case Take(indices):
-                    members += self._take(index, len(members), [self._ready.pop(place) for place in indices])
+                    members += self._take(index, len(members), [self._ready[place] for place in indices])
                 case Step():
                     return self._step(index, members, replay=False)
                 case Wait(reason):
-                    self._wait(f"round {self.facts.round}: {reason}", len(members))
+                    held_up = not isinstance(self._next(view.all_ready()), Wait)
+                    self._wait(f"round {self.facts.round}: {reason}", len(members), held_up)
                 case Finish():
                     return None
 
+    def _next(self, view: TrainerView) -> Action:
+        return next_action(view, self.config.schedule, self.config.trainer.microbatch_tokens)
+
     def _view(self, accumulated: int) -> TrainerView:
-        for verdict in self.intake.collect(self.facts):
-            if isinstance(verdict, Ready):
-                self._ready[verdict.ref.index] = verdict
-            else:
-                self._generation = max(self._generation, verdict)
+        gathered = self.intake.collect()
+        self._generation = max(self._generation, gathered.generation)
+        self._ready = {ready.ref.index: ready for ready in gathered.ready}
+        announced = {*self._ready, *(ref.index for ref in gathered.arriving)}
         return TrainerView(
             ready=tuple(ReadyGroup(index, ready.ref.tokens) for index, ready in self._ready.items()),
             accumulated=accumulated,
-            drained=self.intake.drained_generation(self.facts.round) >= self._generation,
-            arriving=self.intake.arriving,
-            outstanding=self._outstanding() if self.config.schedule.order == "submission" else frozenset(),
+            drained=gathered.drained >= self._generation,
+            arriving=tuple(ReadyGroup(ref.index, ref.tokens) for ref in gathered.arriving),
+            outstanding=self._outstanding(announced) if self.config.schedule.order == "submission" else frozenset(),
         )
 
-    def _outstanding(self) -> frozenset[int]:
-        """Submission orders that will still be trained, or may be."""
-        behind = {GroupState.CLAIMED, GroupState.TRAINED, *ENDED_STATES}
-        return frozenset(
-            int(row["index"]) for row in self.reader.groups(self.facts.round) if row["state"] not in behind
-        )
+    def _outstanding(self, announced: AbstractSet[int]) -> frozenset[int]:
+        """Submission orders that will still be trained, or may be. Redis is asked only of those not announced."""
+        if not self._size:
+            self._size = int(self.reader.round_state(self.facts.round).get("groups", 0))
+        asked = [index for index in range(self._size) if index not in announced and index not in self._behind]
+        states = self.reader.group_states([group_id(self.facts.round, index) for index in asked])
+        self._behind |= {index for index, state in zip(asked, states, strict=True) if state in BEHIND}
+        return frozenset(range(self._size)) - self._behind
 
     def _take(self, update: int, place: int, taken: Sequence[Ready]) -> list[GroupRef]:
         for offset, ready in enumerate(taken):
             self.ledger.assign(ready.ref, update, place + offset)
+        self.intake.take(taken)
+        self._behind |= {ready.ref.index for ready in taken}
         with self.stopwatch.busy():
             self.trainer.accumulate([ready.group for ready in taken])
         return [ready.ref for ready in taken]
@@ -179,11 +193,14 @@ class RoundTraining:
         )
         return TrainedUpdate(index, tuple(members), dict(result.metrics))
 
-    def _wait(self, what: str, accumulated: int) -> None:
-        """Wait until the next action may differ; past group_s without a sign of life from rollout, give up."""
+    def _wait(self, what: str, accumulated: int, held_up: bool) -> None:
+        """Wait until the next action may differ; past group_s without a sign of life from rollout, give up.
+
+        `held_up`: only fetching and verifying keep the trainer from going on.
+        """
         with self.beacon.waiting(what, self.config.deadlines.group_s) as wait:
             while True:
-                with self.stopwatch.blocked(counts=self.intake.arriving > 0):
+                with self.stopwatch.blocked(counts=held_up):
                     arrived = self.intake.wait(POLL_S)
                 if arrived or self._may_act(accumulated):
                     return
@@ -206,8 +223,7 @@ class RoundTraining:
         """Only `submission` order can move on without a FIFO entry: the head of the line has ended."""
         if self.config.schedule.order != "submission":
             return False
-        action = next_action(self._view(accumulated), self.config.schedule, self.config.trainer.microbatch_tokens)
-        return not isinstance(action, Wait)
+        return not isinstance(self._next(self._view(accumulated)), Wait)
 
     def _rollout_seen(self) -> str:
         round = self.reader.round_state(self.facts.round)

@@ -44,6 +44,9 @@ log = logging.getLogger("rolloutpipe.trainer")
 MOST_RECOVERIES = 5
 """Starts over without a commit in between, after which the cause is reported instead."""
 
+READ_AHEAD = 32
+"""Groups held in memory ahead of training, unless two updates are more: 32 of 16 x 32k tokens are 200 MB."""
+
 MakeTrainer = Callable[[Path, Path | None], Trainer]
 """(folder with the weights to start from, folder with version 0 for the KL reference or None) -> trainer"""
 
@@ -102,7 +105,7 @@ class TrainerService:
             committer.publish(link)
         trainer, vocabulary = self._load(head)
         stopwatch = Stopwatch(ServerClock(parts.client.server_time_ms))
-        with Intake(ledger, parts.store, config.leases.max_rejections) as intake:
+        with self._intake(ledger) as intake:
             while head.next_round < config.schedule.rounds:
                 facts = self._facts(head, vocabulary)
                 training = RoundTraining(
@@ -132,6 +135,13 @@ class TrainerService:
         self._epoch = ledger.epoch.number
         self.parts.beacon.carry(ledger.epoch.number, ledger.epoch.nonce)
         return ledger
+
+    def _intake(self, ledger: TrainerLedger) -> Intake:
+        """It reads ahead far enough for the update in progress and the next one."""
+        schedule = self.parts.config.schedule
+        ahead = max(READ_AHEAD, 2 * schedule.groups_per_update)
+        by_index = schedule.kind == "serial" or schedule.order == "submission"
+        return Intake(ledger, self.parts.store, self.parts.config.leases.max_rejections, ahead, by_index)
 
     def _facts(self, head: Link, vocabulary: int) -> RoundFacts:
         return RoundFacts(

@@ -33,7 +33,7 @@ class Stopwatch:
 
     @contextmanager
     def blocked(self, counts: bool) -> Iterator[None]:
-        """A wait; it counts as blocked when a group was announced but not ready."""
+        """A wait; it counts as blocked when only fetching and verifying kept the trainer from going on."""
         start = self._clock.now_ms()
         try:
             yield

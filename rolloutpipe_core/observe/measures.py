@@ -34,7 +34,7 @@ class RoundMetrics:
     waiting_ratio_s51: float | None  # wait / (wait + compute)
     first_dispatch_s: float | None  # rollout start to the first claimed group
     trainer_busy_s: float
-    blocked_s: float  # a group was announced, but the trainer waited for its bytes or verification
+    blocked_s: float  # only fetching and verifying announced groups kept the trainer from going on
     loss: float | None
     grad_norm: float | None
     clip_fraction: float | None

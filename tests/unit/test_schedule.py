@@ -129,18 +129,31 @@ def view(
     ready: list[int],
     accumulated: int = 0,
     drained: bool = False,
-    arriving: int = 0,
+    arriving: tuple[int, ...] = (),
     outstanding: set[int] | None = None,
 ) -> TrainerView:
-    line = tuple(ReadyGroup(index, tokens=100) for index in ready)
-    return TrainerView(line, accumulated, drained, arriving, frozenset(outstanding or set(ready)))
+    line, coming = (tuple(ReadyGroup(index, tokens=100) for index in indices) for indices in (ready, arriving))
+    return TrainerView(line, accumulated, drained, coming, frozenset(outstanding or set(ready)))
 
 
 def test_serial_waits_for_the_drain_then_goes_by_index() -> None:
     serial = schedule(kind="serial")
     assert isinstance(next_action(view([3, 1, 0]), serial, 1000), Wait)
-    assert isinstance(next_action(view([3, 1, 0], drained=True, arriving=1), serial, 1000), Wait)
     assert next_action(view([3, 1, 0], drained=True), serial, 1000) == Take((0, 1))
+
+
+def test_serial_reads_a_drained_round_piece_by_piece_and_keeps_to_the_index() -> None:
+    serial = schedule(kind="serial")
+    assert next_action(view([3, 1, 0], drained=True, arriving=(2,)), serial, 1000) == Take((0, 1))
+    assert isinstance(next_action(view([3, 2, 0], drained=True, arriving=(1,)), serial, 1000), Wait)
+    assert isinstance(next_action(view([0, 1], arriving=(2,)), serial, 1000), Wait), "not drained"
+
+
+def test_a_view_as_it_would_be_if_fetching_took_no_time() -> None:
+    cgp = schedule(kind="cgp")
+    fetching = view([5], arriving=(2,))
+    assert isinstance(next_action(fetching, cgp, 1000), Wait)
+    assert next_action(fetching.all_ready(), cgp, 1000) == Take((5, 2))
 
 
 def test_cgp_starts_at_u_ready_groups_in_order_of_completion() -> None:
@@ -155,7 +168,7 @@ def test_the_last_update_may_be_partial() -> None:
     assert next_action(view([4], drained=True), cgp, 1000) == Take((4,))
     assert next_action(view([], accumulated=1, drained=True), cgp, 1000) == Step()
     assert next_action(view([], drained=True), cgp, 1000) == Finish()
-    assert isinstance(next_action(view([], drained=True, arriving=1), cgp, 1000), Wait)
+    assert isinstance(next_action(view([], drained=True, arriving=(2,)), cgp, 1000), Wait)
 
 
 def test_stream_takes_what_fits_the_micro_batch_and_steps_at_u() -> None:

@@ -20,8 +20,9 @@ DEADLINE_S = 3.0
 
 def reader_of(run: str | None, connections: Connections | None = None) -> LedgerReader:
     """The ledger of a run, or of the newest one. Raises BadInput when there is none."""
-    client = (connections or Connections.read()).redis.client()
-    return LedgerReader(client, find_run(client, run), DEADLINE_S)
+    servers = connections or Connections.read()
+    client = servers.redis.client()
+    return LedgerReader(client, find_run(client, run), DEADLINE_S, lambda bucket: store_of(bucket, servers))
 
 
 def find_run(client: redis.Redis, name: str | None) -> str:

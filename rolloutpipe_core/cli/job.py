@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolloutpipe_core.cli.connect import store_of
 from rolloutpipe_core.cli.output import console
 from rolloutpipe_core.cli.processes import service_arguments, service_environment
 from rolloutpipe_core.config.connections import Connections
@@ -33,7 +34,8 @@ class Job:
 
 def run_job(job: Job, connections: Connections) -> None:
     """Run to the end. Raises ServiceFailed when a service fails; both are stopped whatever happens."""
-    reader = LedgerReader(connections.redis.client(), job.config.run, DISPLAY_DEADLINE_S)
+    client = connections.redis.client()
+    reader = LedgerReader(client, job.config.run, DISPLAY_DEADLINE_S, lambda bucket: store_of(bucket, connections))
     with Supervisor(_children(job), service_environment(os.environ)) as services:
 
         def running() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from rolloutpipe_core.cli.options import AsJson, Bucket, GroupId, RunName, RunOp
 if TYPE_CHECKING:
     from rolloutpipe_core.domain import Sample
     from rolloutpipe_core.errors import BadInput
+    from rolloutpipe_core.ledger.reader import LedgerReader
 
 Round = Annotated[int | None, typer.Option("--round", min=0, help="The round; without it, the newest one.")]
 
@@ -39,8 +40,7 @@ def groups(run: RunName = None, round: Round = None, as_json: AsJson = False) ->
     reader = reader_of(run)
     newest = reader.current_round()
     if round is not None and not reader.round_state(round):
-        known = [] if newest is None else [number for number in range(newest + 1) if reader.round_state(number)]
-        raise _no_such_round(reader.keys.name, round, known)
+        raise _archived(reader, round) if round <= reader.archived_round() else _no_such_round(reader, round)
     number = newest if round is None else round
     rows = [] if number is None else reader.groups(number)
     if as_json:
@@ -60,9 +60,15 @@ def show(group: GroupId, run: RunOption = None, bucket: Bucket = "rolloutpipe", 
     from rolloutpipe_core.errors import BadInput, ObjectMissing
     from rolloutpipe_core.store.groups import decode_group
 
-    parse_group_id(group)
+    round = parse_group_id(group)[0]
     reader = reader_of(run)
     fields = reader.group(group)
+    if not fields and round <= reader.archived_round():
+        raise BadInput(
+            f"round {round} of run {reader.keys.name} is archived: Redis no longer has its groups' present state",
+            given=group,
+            remedy=f"`rolloutpipe why {group} --run {reader.keys.name}` tells its history",
+        )
     if not fields:
         raise BadInput(
             f"run {reader.keys.name} has no such group",
@@ -92,8 +98,8 @@ def why(group: GroupId, run: RunOption = None, as_json: AsJson = False) -> None:
     from rolloutpipe_core.domain import parse_group_id
     from rolloutpipe_core.observe.why import group_history, history_view
 
-    parse_group_id(group)
-    history = group_history(reader_of(run).events(), group)
+    round = parse_group_id(group)[0]
+    history = group_history(reader_of(run).events(rounds={round}), group)
     if as_json:
         print_json(history)
     else:
@@ -133,12 +139,13 @@ def timeline(
     from rolloutpipe_core.observe.timeline_svg import timeline_svg
 
     reader = reader_of(run)
-    lines = Timelines(reader.events()).rounds()
-    known = [line.round for line in lines]
-    if round is not None and round not in known:
-        raise _no_such_round(reader.keys.name, round, known)
-    pairs = list(zip(lines, all_round_metrics(lines), strict=True))
-    chosen = [pair for pair in pairs if round is None or pair[0].round <= round][-last:]
+    end = reader.current_round() or 0 if round is None else round
+    # With the round before: it tells when the period of the first one began.
+    lines = Timelines(reader.events(rounds=range(max(end - last, 0), end + 1))).rounds()
+    pairs = zip(lines, all_round_metrics(lines), strict=True)
+    chosen = [pair for pair in pairs if pair[0].round > end - last]
+    if round is not None and (not chosen or chosen[-1][0].round != round):
+        raise _no_such_round(reader, round)
     if svg is not None:
         if not chosen:
             raise BadInput(f"run {reader.keys.name} has no round to draw")
@@ -203,11 +210,24 @@ def metrics(
         stop()
 
 
-def _no_such_round(run: str, round: int, known: Sequence[int]) -> BadInput:
+def _archived(reader: LedgerReader, round: int) -> BadInput:
     from rolloutpipe_core.errors import BadInput
 
+    run = reader.keys.name
+    return BadInput(
+        f"round {round} of run {run} is archived: Redis no longer has its groups",
+        remedy=f"`rolloutpipe timeline {run} --round {round}` shows it, `rolloutpipe why GROUP --run {run}` one group",
+    )
+
+
+def _no_such_round(reader: LedgerReader, round: int) -> BadInput:
+    from rolloutpipe_core.errors import BadInput
+
+    archived, newest = reader.archived_round(), reader.current_round()
+    sizes = [] if newest is None else reader.sizes(range(newest + 1))
+    known = [*range(archived + 1), *(number for number, size in enumerate(sizes) if size and number > archived)]
     expected = f"a round from {known[0]} to {known[-1]}" if known else "no round: none was opened yet"
-    return BadInput(f"run {run} has no such round", given=str(round), expected=expected)
+    return BadInput(f"run {reader.keys.name} has no such round", given=str(round), expected=expected)
 
 
 def _sample_row(sample: Sample) -> dict[str, object]:

@@ -45,9 +45,8 @@ class LedgerArchivist:
         archive_events: int,
         settled_ms: int = SETTLED_MS,
     ) -> None:
-        """`keep_rounds`: newest published rounds that stay in Redis (None: all). `archive_events`: least size of a part.
-
-        `settled_ms`: younger events stay, for Redis may yet lose them.
+        """`keep_rounds`: newest published rounds that stay in Redis (None: all). `archive_events`: least size of
+        a part. `settled_ms`: younger events stay, for Redis may yet lose them.
         """
         self._ledger = ledger
         self._client = ledger.client

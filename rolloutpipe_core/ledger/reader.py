@@ -53,6 +53,10 @@ class LedgerReader:
         number = self.run_state().get("round")
         return None if number is None else int(number)
 
+    def archived_round(self) -> int:
+        """The newest round that is wholly archived, so that its keys may be gone; -1: none."""
+        return int(self.run_state().get("archived_round", -1))
+
     def round_state(self, round: int) -> dict[str, str]:
         """Hash `round:<r>`: state, generation, counters `n_<group state>`, times `<state>_ms`, what opened it."""
         return self._hash(self.keys.round(round))
@@ -84,10 +88,14 @@ class LedgerReader:
         return list(self._read("zrange", self.keys.open(round), 0, -1))
 
     def events(self, after: str = BEGINNING, rounds: Collection[int] | None = None) -> Iterator[Event]:
-        """The history behind `after` (a stream id), oldest first, page by page; of `rounds`: of these alone.
+        """The history behind `after` (a stream id), oldest first, page by page; with `rounds`, of these alone.
 
         Raises what the object store raises, and Damaged when the archive lacks its end.
         """
+        state = self.run_state() if rounds else {}
+        if rounds and min(rounds) > int(state.get("archived_round", -1)):
+            # The archive ends where a round was published, before any event of a later one.
+            after = max(after, state.get("archived_to", BEGINNING), key=place)
         for id, fields in self._history(after, rounds):
             event = parse_event(id, fields)
             if rounds is None or getattr(event, "round", None) in rounds:

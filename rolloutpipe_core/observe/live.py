@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from rolloutpipe_core.errors import RedisUnavailable
+from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.ledger.reader import BEGINNING, LedgerReader
 from rolloutpipe_core.observe.measures import RoundMetrics, round_metrics
 from rolloutpipe_core.observe.status import read_status
@@ -48,7 +48,8 @@ def watch(
 ) -> Timelines:
     """Show the run while `running()`, then its table. Returns all that the ledger told.
 
-    Redis away is shown and borne: the services' own deadlines decide what becomes of the run.
+    A server that is away, or an archive that can't be read, is shown and borne: the services' own deadlines decide
+    what becomes of the run.
     """
     follower = Follower(reader)
     if console.is_terminal:
@@ -71,7 +72,7 @@ def _show_panel(
                 follower.follow()
                 rewards = [m.reward_mean for m in follower.finished if m.reward_mean is not None]
                 live.update(status_view(read_status(reader), rewards), refresh=True)
-            except RedisUnavailable as error:
+            except RolloutPipeError as error:
                 live.update(Text(str(error), "yellow"), refresh=True)
             if go_on:
                 time.sleep(poll_s)
@@ -81,7 +82,7 @@ def _print_lines(follower: Follower, console: Console, running: Callable[[], boo
     go_on = True
     while go_on:
         go_on = running()
-        with suppress(RedisUnavailable):
+        with suppress(RolloutPipeError):
             for metrics in follower.follow():
                 console.print(round_line(metrics), highlight=False, soft_wrap=True)
         if go_on:

@@ -8,7 +8,8 @@ local pending = redis.call('XACK', FIFO, 'trainer', entry) == 1
 local group = redis.call('HMGET', KEYS[8], 'state', 'attempt', 'entry')
 if group[1] ~= 'queued' or group[2] ~= ARGV[5] or group[3] ~= entry then
   if not pending then return {'REPEAT', 'ignored', redis.call('HGET', ROUND, 'generation') or '0'} end
-  tell('announcement', actor, {'group', group_id, 'round', redis.call('HGET', ROUND, 'round') or '0', 'attempt', ARGV[5], 'reason', reason})
+  local round = text(tonumber(group_id:match('%d+')))  -- the round's own keys may be gone
+  tell('announcement', actor, {'group', group_id, 'round', round, 'attempt', ARGV[5], 'reason', reason})
   return {'OK', 'ignored', redis.call('HGET', ROUND, 'generation') or '0'}
 end
 if redis.call('HINCRBY', KEYS[8], 'rejections', 1) > tonumber(ARGV[8]) then

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from rolloutpipe_core.domain import WeightVersion, validate_run_name
+from rolloutpipe_core.errors import Damaged, ObjectMissing
 from rolloutpipe_core.ledger.events import Event
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.observe.audit.chain import read_chain
@@ -49,6 +50,9 @@ def audit_history(
         return audit
     check_groups(store, chain.rounds, keep_rounds, audit)
     check_weights(store, run, chain.versions, audit)
-    check_history(takewhile(lambda event: event.at_ms < until_ms, events), chain, audit)
+    try:
+        check_history(takewhile(lambda event: event.at_ms < until_ms, events), chain, audit)
+    except (Damaged, ObjectMissing) as error:
+        audit.report("ledger-archive", f"runs/{run}/ledger/", str(error))
     check_registry(registry, chain, audit)
     return audit

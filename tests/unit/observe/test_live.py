@@ -11,9 +11,9 @@ class GrowingLedger:
     def __init__(self, events, step):
         self._events, self._step, self._end = events, step, 0
 
-    def events(self, after="-"):
+    def events(self, after="0-0"):
         self._end = min(self._end + self._step, len(self._events))
-        start = 0 if after == "-" else 1 + [event.id for event in self._events].index(after)
+        start = 0 if after == "0-0" else 1 + [event.id for event in self._events].index(after)
         return iter(self._events[start : self._end])
 
     @property

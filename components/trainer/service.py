@@ -2,6 +2,7 @@
 
     take the role (fences predecessors) ──> reconcile Redis from the commit chain ──> load weights and optimizer
         └──> per round: RoundTraining (updates as groups arrive) ──> RoundCommitter (weights, commit, publish)
+                                                                         └──> Housekeeper (in a thread of its own)
 
 It waits for: the run's genesis (partner_s), groups (group_s), Redis and the store (their deadlines). A commit that
 another trainer won, or a Redis that went back in time, makes it start over from the chain's head.
@@ -21,11 +22,11 @@ from pathlib import Path
 
 from rolloutpipe_core.clock import ServerClock
 from rolloutpipe_core.config.models import RunConfig
-from rolloutpipe_core.errors import CommitLost, Damaged, Fenced, LedgerRefused, RolloutPipeError
+from rolloutpipe_core.errors import CommitLost, Damaged, Fenced, LedgerRefused, ObjectMissing, RolloutPipeError
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
-from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.ledger.trainer import Epoch, TrainerLedger
 from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run, store_config
 from rolloutpipe_core.store.cache import DirectoryCache
 from rolloutpipe_core.store.checkpoints import download_checkpoint
@@ -38,6 +39,7 @@ from .intake import Intake, RoundFacts
 from .round import RoundTraining
 from .stopwatch import Stopwatch
 from .trainer import Trainer
+from .upkeep import make_housekeeper
 
 log = logging.getLogger("rolloutpipe.trainer")
 
@@ -46,6 +48,9 @@ MOST_RECOVERIES = 5
 
 READ_AHEAD = 32
 """Groups held in memory ahead of training, unless two updates are more: 32 of 16 x 32k tokens are 200 MB."""
+
+LAST_HOUSEKEEPING_S = 30.0
+"""Given to the housekeeper at the run's end; the next start goes on with what is left."""
 
 MakeTrainer = Callable[[Path, Path | None], Trainer]
 """(folder with the weights to start from, folder with version 0 for the KL reference or None) -> trainer"""
@@ -70,7 +75,7 @@ class TrainerService:
 
     def __init__(self, parts: TrainerParts) -> None:
         self.parts = parts
-        self._epoch = 0
+        self._epoch: Epoch | None = None
         self._recoveries = 0
 
     def run(self) -> None:
@@ -79,16 +84,8 @@ class TrainerService:
             try:
                 self._incarnation()
                 return
-            except (CommitLost, Damaged, LedgerRefused) as error:
-                self._start_over(error)
-            except Fenced as error:
-                if not self._forgotten():
-                    owner = self.parts.reader.run_state().get("trainer_owner", "")
-                    raise Fenced(
-                        f"another trainer took over run {self.parts.config.run}",
-                        given=f"it runs as {owner} (host:pid); ours was epoch {self._epoch}",
-                        remedy="leave the run to it, or stop it and start this one again",
-                    ) from error
+            except (CommitLost, Damaged, Fenced, LedgerRefused, ObjectMissing) as error:  # missing: the head moved on
+                self._check_not_replaced(error)
                 self._start_over(error)
 
     def _incarnation(self) -> None:
@@ -105,7 +102,8 @@ class TrainerService:
             committer.publish(link)
         trainer, vocabulary = self._load(head)
         stopwatch = Stopwatch(ServerClock(parts.client.server_time_ms))
-        with self._intake(ledger) as intake:
+        keeper = make_housekeeper(config, ledger, parts.reader, parts.store, parts.chain)
+        with self._intake(ledger) as intake, keeper:
             while head.next_round < config.schedule.rounds:
                 facts = self._facts(head, vocabulary)
                 training = RoundTraining(
@@ -116,8 +114,11 @@ class TrainerService:
                 parts.beacon.doing(f"publishing version {facts.round + 1}")
                 head = committer.commit(head, trainer, updates)
                 intake.acknowledge_markers(facts.round)
+                keeper.nudge()
                 self._recoveries = 0
                 log.info("version %d is out after %d updates", head.commit.version.number, len(updates))
+            parts.beacon.doing("the last housekeeping")
+            keeper.finish(LAST_HOUSEKEEPING_S)
 
     def _head(self) -> Link:
         """The chain's head; waits for the rollout side to prepare a new run."""
@@ -132,7 +133,7 @@ class TrainerService:
         floor = head.commit.trainer_epoch.number if isinstance(head.commit, Commit) else 0
         owner = f"{socket.gethostname()}:{os.getpid()}"
         ledger = TrainerLedger.take_role(self.parts.client, owner, floor)
-        self._epoch = ledger.epoch.number
+        self._epoch = ledger.epoch
         self.parts.beacon.carry(ledger.epoch.number, ledger.epoch.nonce)
         return ledger
 
@@ -170,9 +171,21 @@ class TrainerService:
                 trainer.load(Path(folder))
         return trainer, vocabulary
 
-    def _forgotten(self) -> bool:
-        """Whether Redis lost our epoch (it went back in time) rather than gave the role to another trainer."""
-        return int(self.parts.reader.run_state().get("trainer_epoch", 0)) < self._epoch
+    def _check_not_replaced(self, error: RolloutPipeError) -> None:
+        """Raise Fenced when another trainer has the role: who stood still meanwhile may not take it back.
+
+        It is still ours, or ours again for the taking, when Redis lost our epoch: it then holds a smaller one.
+        """
+        if self._epoch is None:
+            return
+        state = self.parts.reader.run_state()
+        held = Epoch(int(state.get("trainer_epoch", 0)), state.get("trainer_nonce", ""))
+        if held != self._epoch and held.number >= self._epoch.number:
+            raise Fenced(
+                f"another trainer took over run {self.parts.config.run}",
+                given=f"it runs as {state['trainer_owner']} (host:pid); ours was epoch {self._epoch.number}",
+                remedy="leave the run to it, or stop it and start this one again",
+            ) from error
 
     def _start_over(self, error: RolloutPipeError) -> None:
         self._recoveries += 1

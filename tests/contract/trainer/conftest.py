@@ -214,7 +214,10 @@ def make_bench(config: RunConfig, client: redis.Redis, store: ObjectStore, model
     chain = CommitChain(store, config.run)
     rollout = HandRollout(config, RolloutLedger(ledger_client, "hand", 60, 4), reader, store, head.commit.version)
 
-    def start_trainer(changed: RunConfig = config) -> RunningTrainer:
+    def start_trainer(
+        changed: RunConfig = config, *, client: LedgerClient = ledger_client, objects: ObjectStore = store
+    ) -> RunningTrainer:
+        """A trainer with its own clients, where they are given."""
         running: RunningTrainer
 
         def make(directory: Path, reference: Path | None) -> RecordingTrainer:
@@ -230,8 +233,9 @@ def make_bench(config: RunConfig, client: redis.Redis, store: ObjectStore, model
             trainer.accumulated = running.accumulated
             return trainer
 
-        beacon = Beacon(ledger_client, "trainer", "trainer", changed.leases.heartbeat_s)
-        parts = TrainerParts(changed, ledger_client, reader, store, chain, make, beacon, cache)
+        beacon = Beacon(client, "trainer", "trainer", changed.leases.heartbeat_s)
+        own_chain = CommitChain(objects, config.run)
+        parts = TrainerParts(changed, client, reader, objects, own_chain, make, beacon, cache)
         running = RunningTrainer(TrainerService(parts), reader)
         return running.start()
 

@@ -27,6 +27,7 @@ from rolloutpipe_core.errors import (
     EngineFailure,
     Fenced,
     LedgerRefused,
+    ObjectMissing,
     RedisUnavailable,
     RolloutPipeError,
     RunStopped,
@@ -89,8 +90,8 @@ class RolloutService:
             try:
                 served = None
                 while (version := await self._next_version(served)) is not None:
-                    await self._load(version)
-                    served = version if await self._serve_round(version) else None
+                    loaded = await self._load(version)
+                    served = version if loaded and await self._serve_round(version) else None
             finally:
                 await self._leave()
 
@@ -110,13 +111,22 @@ class RolloutService:
                 entry = found[1] if found else "0-0"
                 await asyncio.to_thread(self.parts.reader.wait_for_version, entry, 500)
 
-    async def _load(self, version: WeightVersion) -> None:
+    async def _load(self, version: WeightVersion) -> bool:
+        """Load the version; False when the run has moved on and its weights are deleted already."""
         parts = self.parts
         parts.beacon.doing(f"loading {version}")
         with parts.beacon.waiting(f"weights {version}", parts.config.deadlines.engine_s):
-            folder = await asyncio.to_thread(fetch_weights, parts.store, parts.config.run, version.sha, parts.cache)
+            try:
+                folder = await asyncio.to_thread(fetch_weights, parts.store, parts.config.run, version.sha, parts.cache)
+            except ObjectMissing:
+                latest = parts.reader.latest_version()
+                if latest is None or latest[0] == version:
+                    raise
+                log.info("the weights of %s are deleted, the run is at %s", version, latest[0])
+                return False
             load = parts.engine.load(version, folder)
             await within(parts.config.deadlines.engine_s, load, f"the engine to load {version}")
+        return True
 
     def _opened(self, version: WeightVersion) -> RoundWork | None:
         """The version's round, opened by us or another; None when the run is at another version.

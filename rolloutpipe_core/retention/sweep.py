@@ -59,7 +59,13 @@ class Retention:
     """The retention of one run under one trainer incarnation. Not thread-safe: one pass at a time."""
 
     def __init__(
-        self, config: RunConfig, store: ObjectStore, chain: CommitChain, ledger: RetentionLedger, pins: Pins
+        self,
+        config: RunConfig,
+        store: ObjectStore,
+        chain: CommitChain,
+        ledger: RetentionLedger,
+        pins: Pins,
+        ripe_s: float = RIPE_S,
     ) -> None:
         self._config = config
         self._retention = config.retention
@@ -68,6 +74,7 @@ class Retention:
         self._chain = chain
         self._ledger = ledger
         self._pins = pins
+        self._ripe_s = ripe_s
         self._folder = f"runs/{config.run}/"
         self._first = ""
         self._links: list[Link] = []
@@ -81,7 +88,7 @@ class Retention:
         found = list(self._found(end))
         candidates = self._due(found, end)[:MOST_SETS]
         names = [candidate.name for candidate in candidates]
-        ripe = set(self._ledger.retire(names, self._retention.grace_s, RIPE_S))
+        ripe = set(self._ledger.retire(names, self._retention.grace_s, self._ripe_s))
         self._settle_others(found, end)
         removed = self._delete([candidate for candidate in candidates if candidate.name in ripe])
         swept = self._sweep(end) if self._sweep_is_due() else Removed()

@@ -26,7 +26,7 @@ from rolloutpipe_core.errors import CommitLost, Damaged, Fenced, LedgerRefused, 
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
-from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.ledger.trainer import Epoch, TrainerLedger
 from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run, store_config
 from rolloutpipe_core.store.cache import DirectoryCache
 from rolloutpipe_core.store.checkpoints import download_checkpoint
@@ -75,7 +75,7 @@ class TrainerService:
 
     def __init__(self, parts: TrainerParts) -> None:
         self.parts = parts
-        self._epoch = 0
+        self._epoch: Epoch | None = None
         self._recoveries = 0
 
     def run(self) -> None:
@@ -84,16 +84,8 @@ class TrainerService:
             try:
                 self._incarnation()
                 return
-            except (CommitLost, Damaged, LedgerRefused, ObjectMissing) as error:  # missing: the head has moved on
-                self._start_over(error)
-            except Fenced as error:
-                if not self._forgotten():
-                    owner = self.parts.reader.run_state().get("trainer_owner", "")
-                    raise Fenced(
-                        f"another trainer took over run {self.parts.config.run}",
-                        given=f"it runs as {owner} (host:pid); ours was epoch {self._epoch}",
-                        remedy="leave the run to it, or stop it and start this one again",
-                    ) from error
+            except (CommitLost, Damaged, Fenced, LedgerRefused, ObjectMissing) as error:  # missing: the head moved on
+                self._check_not_replaced(error)
                 self._start_over(error)
 
     def _incarnation(self) -> None:
@@ -141,7 +133,7 @@ class TrainerService:
         floor = head.commit.trainer_epoch.number if isinstance(head.commit, Commit) else 0
         owner = f"{socket.gethostname()}:{os.getpid()}"
         ledger = TrainerLedger.take_role(self.parts.client, owner, floor)
-        self._epoch = ledger.epoch.number
+        self._epoch = ledger.epoch
         self.parts.beacon.carry(ledger.epoch.number, ledger.epoch.nonce)
         return ledger
 
@@ -179,9 +171,21 @@ class TrainerService:
                 trainer.load(Path(folder))
         return trainer, vocabulary
 
-    def _forgotten(self) -> bool:
-        """Whether Redis lost our epoch (it went back in time) rather than gave the role to another trainer."""
-        return int(self.parts.reader.run_state().get("trainer_epoch", 0)) < self._epoch
+    def _check_not_replaced(self, error: RolloutPipeError) -> None:
+        """Raise Fenced when another trainer has the role: who stood still meanwhile may not take it back.
+
+        It is still ours, or ours again for the taking, when Redis lost our epoch: it then holds a smaller one.
+        """
+        if self._epoch is None:
+            return
+        state = self.parts.reader.run_state()
+        held = Epoch(int(state.get("trainer_epoch", 0)), state.get("trainer_nonce", ""))
+        if held != self._epoch and held.number >= self._epoch.number:
+            raise Fenced(
+                f"another trainer took over run {self.parts.config.run}",
+                given=f"it runs as {state['trainer_owner']} (host:pid); ours was epoch {self._epoch.number}",
+                remedy="leave the run to it, or stop it and start this one again",
+            ) from error
 
     def _start_over(self, error: RolloutPipeError) -> None:
         self._recoveries += 1

@@ -72,24 +72,14 @@ class GroupServer:
         loss = self.config.loss
         group, statistics = materialize(identity, prompt_ids, completions, texts, scores, loss.kind, loss.advantage_eps)
         self.ledger.materialized(lease)
-        lengths = [len(sample.response_ids) for sample in group.samples]
         if statistics.zero_variance and schedule.zero_variance == "drop":
-            facts = {"reward_mean": statistics.mean, "reward_std": 0, "response_tokens": sum(lengths)}
+            tokens = sum(len(sample.response_ids) for sample in group.samples)
+            facts = {"reward_mean": statistics.mean, "reward_std": 0, "response_tokens": tokens}
             self.ledger.filtered(lease, "zero variance of rewards", facts)
             return
-        await self._hand_over(work.cohort, lease, group, lengths)
-
-    async def _hand_over(self, cohort: Cohort, lease: Lease, group: Group, lengths: list[int]) -> None:
-        """Upload, then announce; what would not pass the trainer's gate is not published."""
-        data = encode_group(group)
-        ref = reference_of(group, data)
-        size = self.config.schedule.samples_per_group
-        expected = Expectation(self.config.run, cohort.lineage, cohort.version, size, lease.attempt)
-        reason = why_rejected(group, ref, expected)
-        if reason is not None:
-            raise EngineFailure("the engine's answer would not pass the gate", given=reason)
-        await asyncio.to_thread(self.store.put, ref.object, data)
-        self.ledger.announce(lease, ref, sum(lengths), max(lengths))
+        size = schedule.samples_per_group
+        expected = Expectation(self.config.run, work.cohort.lineage, work.cohort.version, size, lease.attempt)
+        await hand_over(self.ledger, self.store, lease, group, expected)
 
     def _identity(self, cohort: Cohort, lease: Lease, index: int, prompt: Prompt) -> GroupIdentity:
         return GroupIdentity(
@@ -101,6 +91,23 @@ class GroupServer:
             version=cohort.version,
             prompt_id=prompt.id,
         )
+
+
+async def hand_over(
+    ledger: RolloutLedger, store: ObjectStore, lease: Lease, group: Group, expected: Expectation
+) -> None:
+    """Upload a materialized group, then announce it; what would not pass the trainer's gate is not published.
+
+    Raises EngineFailure for the latter, Fenced or LedgerRefused when the lease was lost.
+    """
+    data = encode_group(group)
+    ref = reference_of(group, data)
+    reason = why_rejected(group, ref, expected)
+    if reason is not None:
+        raise EngineFailure("the engine's answer would not pass the gate", given=reason)
+    await asyncio.to_thread(store.put, ref.object, data)
+    lengths = [len(sample.response_ids) for sample in group.samples]
+    ledger.announce(lease, ref, sum(lengths), max(lengths))
 
 
 def _tell_unjudged(group: str, scores: Sequence[Score]) -> None:

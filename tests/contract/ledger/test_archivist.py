@@ -1,0 +1,360 @@
+"""The archive beside a live ledger: nothing is trimmed that does not stand in the store, whatever dies in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from rolloutpipe_core.domain import group_id
+from rolloutpipe_core.errors import BadInput, Damaged, Fenced, LedgerRefused, RedisUnavailable
+from rolloutpipe_core.ledger import archivist as archivist_module
+from rolloutpipe_core.ledger import reader as reader_module
+from rolloutpipe_core.ledger.archive import Archive
+from rolloutpipe_core.ledger.archivist import LedgerArchivist, entries_sha1
+from rolloutpipe_core.ledger.client import LedgerClient
+from rolloutpipe_core.ledger.events import Event, RunMoved, place
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.ledger.rollout import RolloutLedger
+from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.observe.audit import Audit, audit_run
+from rolloutpipe_core.observe.why import group_history
+from rolloutpipe_core.preparation import register_run
+from rolloutpipe_core.store.commits import CommitChain, Genesis
+from rolloutpipe_core.store.objects import ObjectStore
+
+from .conftest import GROUPS, HandRun
+
+START = 3  # events before the first round: the run, version 0, the role
+ROUND = 7 * GROUPS + 11  # events of one: seven moves a group, seven of the round and its version, two updates
+NO_GRACE_MS = -60_000  # what was told just now may be archived
+
+
+class Archived:
+    """A run driven by hand whose commits stand in the store, and whose archivist keeps one round."""
+
+    def __init__(self, client: redis.Redis, run: str, store: ObjectStore) -> None:
+        self.store, self.redis = store, client
+        self.chain = CommitChain(store, run)
+        genesis = Genesis(run=run, lineage=1, weights_sha="a" * 64, data_fingerprint="data", config_sha="c" * 64)
+        head = self.chain.begin(genesis)
+        ledger = LedgerClient(client, run, 10)
+        register_run(ledger, head, "worker")
+        self.opened: list[str] = []
+        self.reader = LedgerReader(client, run, open_store=self._open)
+        self.hand = HandRun(ledger, self.reader, RolloutLedger(ledger, "worker", 3600, 3), genesis, head)
+        self.trainer = self.take_role()
+        self.keys = ledger.keys
+        self.archive = Archive(store, run)
+
+    def _open(self, bucket: str) -> ObjectStore:
+        self.opened.append(bucket)
+        return self.store
+
+    def take_role(self) -> TrainerLedger:
+        return TrainerLedger.take_role(self.hand.client, "box:7", 1)
+
+    def archivist(self, trainer: TrainerLedger | None = None, least: int = 1) -> LedgerArchivist:
+        return LedgerArchivist(trainer or self.trainer, self.reader, self.store, 1, least, NO_GRACE_MS)
+
+    def announce_all(self) -> None:
+        self.hand.open()
+        for index in range(GROUPS):
+            self.hand.announce(self.hand.admit(index))
+
+    def publish_round(self) -> None:
+        """All four groups, in two updates."""
+        hand, trainer, round = self.hand, self.trainer, self.hand.head.next_round
+        self.announce_all()
+        for index, announced in enumerate(hand.announced(trainer)):
+            trainer.assign(announced.ref, index // 2, index % 2)
+            if index % 2:
+                trainer.seal(round, index // 2, 2, 4, 20)
+                trainer.stepped(round, index // 2, False, False, [(1, 2)], 0, {"loss": 0.5})
+        trainer.trained(round, 2)
+        commit = hand.commit([[(0, 1), (1, 1)], [(2, 1), (3, 1)]], {}).commit
+        hand.head = self.chain.append(commit)
+        trainer.publish(hand.head, "weights")
+        for entry in trainer.read("0-0"):
+            trainer.acknowledge(entry.entry)
+
+    def publish_rounds(self, count: int) -> list[Event]:
+        """Returns the whole history."""
+        for _ in range(count):
+            self.publish_round()
+        return list(self.reader.events())
+
+    def audit(self) -> Audit:
+        """Of ledger and commits: these groups and weights never had objects."""
+        audit = audit_run(self.reader, self.store, keep_rounds=0)
+        audit.findings = [finding for finding in audit.findings if finding.check != "weights-missing"]
+        return audit
+
+    def names(self) -> set[str]:
+        return {str(key).removeprefix(self.keys.prefix) for key in self.redis.scan_iter(f"{self.keys.prefix}*")}
+
+
+@pytest.fixture
+def run(redis_client: redis.Redis, run_name: str, object_store: ObjectStore) -> Archived:
+    return Archived(redis_client, run_name, object_store)
+
+
+def round_names(*rounds: int) -> set[str]:
+    groups = {f"group:{group_id(round, index)}" for round in rounds for index in range(GROUPS)}
+    return groups | {f"round:{round}" for round in rounds}
+
+
+def test_old_rounds_leave_redis_and_stay_in_the_history(run: Archived) -> None:
+    before = run.publish_rounds(4)
+    assert len(before) == START + 4 * ROUND
+    assert run.opened == [], "nothing is archived: nobody needs the store"
+    run.archivist().tend(3)
+    assert run.reader.events_kept() == ROUND
+    assert run.names() == {"run", "ledger", "fifo", "weights", *round_names(3)}
+    assert [len(list(run.archive.entries([part]))) for part in run.archive.parts()] == [START + ROUND, ROUND, ROUND]
+    state = run.reader.run_state()
+    assert state["archived_to"] == run.archive.parts()[-1].last
+    assert (state["archived_round"], state["forgotten_round"], state["archive_bucket"]) == ("2", "2", run.store.bucket)
+    assert list(run.reader.events()) == before
+    assert list(run.reader.events(before[50].id)) == before[51:]
+    assert run.audit().findings == []
+    assert run.audit().rounds_in_ledger == 4
+    history = group_history(run.reader.events(rounds={0}), group_id(0, 0))
+    assert history.verdict == "r000000-g0000 was trained, with the first attempt"
+
+
+def test_what_is_hot_is_read_without_the_store(run: Archived) -> None:
+    before = run.publish_rounds(3)
+    run.archivist().tend(2)
+    run.opened.clear()
+    of_round = [event for event in before if getattr(event, "round", None) == 2]
+    assert list(run.reader.events(rounds={2, 3})) == of_round
+    assert run.opened == []
+    assert len(list(run.reader.events(rounds=range(1, 3)))) == 2 * len(of_round)
+    assert run.opened == [run.store.bucket]
+    with pytest.raises(BadInput, match="is archived"):
+        list(LedgerReader(run.redis, run.keys.name).events())
+
+
+def test_a_part_has_enough_events(run: Archived) -> None:
+    run.publish_rounds(4)
+    least = START + 2 * ROUND
+    run.archivist(least=least + 1).tend(2)
+    assert run.archive.parts() == []
+    run.archivist(least=least).tend(3)
+    (part,) = run.archive.parts()
+    assert len(list(run.archive.entries([part]))) == least
+    assert run.names() >= round_names(2, 3)
+    run.archivist(least=least).tend(3)
+    assert len(run.archive.parts()) == 1
+
+
+def test_without_a_limit_only_what_nobody_reads_goes(run: Archived) -> None:
+    run.publish_rounds(3)
+    keeper = LedgerArchivist(run.trainer, run.reader, run.store, None, 1, NO_GRACE_MS)
+    keeper.tend(2)
+    assert run.reader.events_kept() == START + 3 * ROUND
+    assert run.names() >= round_names(0, 1, 2)
+    assert (run.redis.xlen(run.keys.weights), run.redis.xlen(run.keys.fifo)) == (4, 1)
+
+
+def test_young_events_stay(run: Archived) -> None:
+    """Redis may lose its last second; what it would then tell again must not stand in the archive already."""
+    run.publish_rounds(3)
+    LedgerArchivist(run.trainer, run.reader, run.store, 1, 1).tend(2)
+    assert run.archive.parts() == []
+
+
+class Dying(LedgerClient):
+    """Its caller dies at the n-th script: before it, or before its answer comes."""
+
+    def __init__(self, client: redis.Redis, run: str, calls: int, done: bool) -> None:
+        super().__init__(client, run, 10)
+        self.calls, self.done = calls, done
+
+    def call(self, script: str, keys: Sequence[str], args: Sequence[object]) -> list[Any]:
+        self.calls -= 1
+        if self.calls > 0:
+            return super().call(script, keys, args)
+        if self.done:
+            super().call(script, keys, args)
+        raise RedisUnavailable(script)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_whatever_dies_in_between(run: Archived, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    """At every script in turn, each time with a round more; nothing is lost, nothing is read twice."""
+    monkeypatch.setattr(archivist_module, "CHUNK", 30)
+    run.publish_round()
+    for calls in range(1, 5):  # two trims, forgetting, tidying
+        run.publish_round()
+        newest = run.hand.head.next_round - 1
+        before = list(run.reader.events())
+        dying = TrainerLedger(Dying(run.redis, run.keys.name, calls, done), run.trainer.epoch)
+        with pytest.raises(RedisUnavailable):
+            run.archivist(dying).tend(newest)
+        assert list(run.reader.events()) == before
+        if calls == 2:
+            run.trainer = run.take_role()
+    newest = run.hand.head.next_round - 1
+    run.archivist().tend(newest)
+    assert run.reader.events_kept() <= ROUND + START
+    assert run.names() == {"run", "ledger", "fifo", "weights", *round_names(newest)}
+    assert list(run.reader.events())[: len(before)] == before
+    assert run.audit().findings == []
+    assert run.audit().rounds_in_ledger == newest + 1
+
+
+def test_an_upload_that_was_never_trimmed(run: Archived) -> None:
+    before = run.publish_rounds(3)
+    stream = list(run.reader.stream())
+    run.archive.put(stream[: START + ROUND + 5])
+    run.archive.put(stream[: START + 2 * ROUND])
+    run.archivist().tend(2)
+    assert len(run.archive.parts()) == 4, "the second was written again, in two"
+    assert list(run.reader.events()) == before
+
+
+def test_a_zombie_archives_and_trims_nothing_more(run: Archived) -> None:
+    run.publish_rounds(2)
+    zombie = run.archivist()
+    successor = run.take_role()
+    run.trainer = successor
+    before = run.publish_rounds(2)
+    for newest in (3, 0):  # with something to trim, and with nothing
+        with pytest.raises(Fenced):
+            zombie.tend(newest)
+    assert run.reader.events_kept() == len(before)
+    assert len(run.archive.parts()) == 1, "what it uploaded is true, so it does no harm"
+    run.archivist().tend(3)
+    assert list(run.reader.events()) == before
+    with pytest.raises(Fenced):
+        zombie.tend(3)
+
+
+def test_only_what_was_archived_is_trimmed(run: Archived) -> None:
+    run.publish_rounds(2)
+    stream = list(run.reader.stream())
+    part, last = stream[:20], stream[19][0]
+    keys, token = [run.keys.run, run.keys.ledger], [run.trainer.epoch.number, run.trainer.epoch.nonce, "bucket"]
+    other = [*part[:-1], (last, {**part[-1][1], "attempt": "9"})]
+    for facts in (
+        [last, 19, entries_sha1(part[:19])],
+        [last, 21, entries_sha1(stream[:21])],
+        [stream[29][0], 20, entries_sha1(part)],
+        [last, 20, entries_sha1(other)],
+    ):
+        with pytest.raises(LedgerRefused, match="is not what was archived"):
+            run.hand.client.call("trim_ledger", keys, [*token, *facts, ""])
+    for _ in range(2):
+        run.hand.client.call("trim_ledger", keys, [*token, last, 20, entries_sha1(part), ""])
+        assert list(run.reader.stream()) == stream[20:]
+
+
+def test_a_round_that_is_not_archived_is_not_forgotten(run: Archived) -> None:
+    run.publish_rounds(2)
+    run.archivist().tend(1)
+    run.announce_all()
+    for round, why in ((1, "round 1 is not archived"), (2, "round is drained")):
+        with pytest.raises(LedgerRefused, match=why):
+            args = [run.trainer.epoch.number, run.trainer.epoch.nonce, round, 1]
+            run.hand.client.call("forget", run.keys.of_round(round), args)
+
+
+@pytest.mark.parametrize("read", [1, 40, START + 2 * ROUND + 5])
+def test_reading_while_it_is_trimmed(run: Archived, monkeypatch: pytest.MonkeyPatch, read: int) -> None:
+    monkeypatch.setattr(reader_module, "PAGE", 7)
+    before = run.publish_rounds(3)
+    events = run.reader.events()
+    first = [next(events) for _ in range(read)]
+    run.archivist().tend(2)
+    assert first + list(events) == before
+
+
+def test_an_archive_that_lacks_its_end(run: Archived) -> None:
+    run.publish_rounds(3)
+    run.archivist().tend(2)
+    run.store.delete(run.archive.parts()[-1].key)
+    with pytest.raises(Damaged, match="lacks its end"):
+        list(run.reader.events())
+    assert [finding.check for finding in run.audit().findings] == ["ledger-archive"]
+
+
+def test_the_fifo_is_trimmed_behind_its_acknowledged_end(run: Archived) -> None:
+    run.publish_rounds(2)
+    run.announce_all()
+    fifo, depth = run.keys.fifo, GROUPS + 1
+    run.archivist().tend(1)
+    assert run.redis.xlen(fifo) == 1 + depth, "undelivered ones, and the last delivered"
+    assert run.reader.fifo_depth() == depth
+    first, second, *_ = run.hand.announced(run.trainer)
+    assert len(run.reader.pending()) == depth
+    run.archivist().tend(1)
+    assert run.redis.xlen(fifo) == depth, "from the first pending one"
+    run.trainer.acknowledge(second.entry)
+    run.archivist().tend(1)
+    assert run.redis.xlen(fifo) == depth
+    run.trainer.acknowledge(first.entry)
+    run.archivist().tend(1)
+    assert run.redis.xlen(fifo) == run.reader.fifo_depth() == depth - 2
+    for entry in run.trainer.read("0-0"):
+        run.trainer.acknowledge(entry.entry)
+    run.archivist().tend(1)
+    assert (run.redis.xlen(fifo), run.reader.fifo_depth()) == (1, 0)
+    run.redis.xadd(fifo, {"kind": "round_drained", "round": "9", "generation": "1"})
+    assert run.reader.fifo_depth() == 1
+    assert [entry.round for entry in run.trainer.read("0-0")] == [9]
+
+
+def test_the_newest_versions_stay_in_the_registry(run: Archived) -> None:
+    run.publish_rounds(4)
+    newest = run.reader.latest_version()
+    run.archivist().tend(3)
+    assert [version.number for version, _ in run.reader.versions()] == [3, 4]
+    assert run.reader.latest_version() == newest
+
+
+def test_services_that_are_gone(run: Archived) -> None:
+    living, gone = run.keys.service("a"), run.keys.service("b")
+    run.redis.sadd(run.keys.services, living, gone)
+    run.redis.hset(living, "name", "a")
+    run.archivist().tend(0)
+    assert run.redis.smembers(run.keys.services) == {living}
+
+
+def test_a_redis_that_lost_everything(run: Archived) -> None:
+    archived = run.publish_rounds(3)[: START + 2 * ROUND]
+    run.archivist().tend(2)
+    run.redis.delete(*run.redis.scan_iter(f"{run.keys.prefix}*"))
+    register_run(run.hand.client, run.hand.head, "trainer")
+    run.trainer = run.take_role()
+    run.archivist().reconcile()
+    history = list(run.reader.events())
+    assert history[: len(archived)] == archived
+    assert [event.after for event in history if isinstance(event, RunMoved)] == ["prepared", "restored"]
+    run.publish_rounds(2)
+    run.archivist().tend(4)
+    assert list(run.reader.events())[: len(history)] == history
+    audit = run.audit()
+    assert (audit.findings, audit.rounds_in_ledger) == ([], 4), "all but round 2, which was hot when Redis was lost"
+    assert run.names() == {"run", "ledger", "fifo", "weights", *round_names(4)}
+
+
+def test_a_redis_that_lost_the_trim(run: Archived) -> None:
+    """It goes on where it was a second before: the archive has the part already."""
+    before = run.publish_rounds(3)
+    stream = list(run.reader.stream())
+    state = run.reader.run_state()
+    run.archivist().tend(2)
+    run.redis.delete(run.keys.ledger, run.keys.run)
+    for id, fields in stream:
+        run.redis.xadd(run.keys.ledger, dict(fields), id=id)
+    run.redis.hset(run.keys.run, mapping=state)
+    assert list(run.reader.events()) == before
+    run.archivist().tend(2)
+    assert list(run.reader.events()) == before
+    assert len(run.archive.parts()) == 2
+    assert place(run.reader.run_state()["archived_to"]) == place(run.archive.parts()[-1].last)
+    assert run.audit().findings == []

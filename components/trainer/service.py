@@ -104,6 +104,7 @@ class TrainerService:
         stopwatch = Stopwatch(ServerClock(parts.client.server_time_ms))
         keeper = make_housekeeper(config, ledger, parts.reader, parts.store, parts.chain)
         with self._intake(ledger) as intake, keeper:
+            keeper.nudge()  # a predecessor may have died over it, and a Redis that lost its state lacks the history
             while head.next_round < config.schedule.rounds:
                 facts = self._facts(head, vocabulary)
                 training = RoundTraining(

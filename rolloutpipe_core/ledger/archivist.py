@@ -56,22 +56,18 @@ class LedgerArchivist:
         self._keep_rounds = keep_rounds
         self._archive_events = archive_events
         self._settled_ms = settled_ms
-        self._reconciled = False
 
     def reconcile(self) -> None:
-        """At the start of an incarnation: tell a Redis that has lost it where the archive ends."""
+        """Before `tend`: tell a Redis that has lost it where the archive ends."""
         newest = max(self._archive.parts(), key=lambda part: place(part.last), default=None)
         archived_to = self._reader.run_state().get("archived_to", BEGINNING)
         if newest is not None and place(newest.last) > place(archived_to):
             *_, (_, fields) = self._archive.entries([newest])
             args = [*self._token, self._archive.store.bucket, newest.last, fields["round"]]
             self._client.call("adopt_archive", [self._keys.run, self._keys.ledger], args)
-        self._reconciled = True
 
     def tend(self, newest_published: int) -> None:
         """After a publish: archive and forget what is older than the rounds to keep. `newest_published`: its round."""
-        if not self._reconciled:
-            self.reconcile()
         if self._keep_rounds is not None:
             last = newest_published - self._keep_rounds
             while part := self._closed_part(last):

@@ -1,0 +1,282 @@
+"""The kill matrix: `python -m tests.kill.matrix --kills 200 --seed 1`, which `make kill-test` calls.
+
+Lanes play runs side by side, each with servers and a zygote of its own. A run's end is judged by the independent
+checker (history.py), by `audit`, and against the undisturbed run of its configuration. The summary is written as JSON
+and shown as a table; the folder of a run that failed stays, with the logs of its services and what was done when.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.local import leash
+from rolloutpipe_core.observe.audit import audit_run
+from rolloutpipe_core.store.objects import ObjectStore
+
+from .conductor import Conductor, Played, RunFailed
+from .deeds import Deed
+from .evidence import read_evidence, samples_of
+from .history import Evidence, History, Link, check
+from .plan import POINTS, VARIANTS, RunPlan, config_of, plan_missed, plan_runs
+from .stage import BUCKET, ROOT, Stage
+
+DEADLINE_S = 150.0
+"""Of one run: several times what a loaded machine needs."""
+MOST_TOP_UPS = 8
+FAILURES = Path(".rolloutpipe") / "kill-test"
+
+
+@dataclass
+class Report:
+    """One run, as a lane reports it."""
+
+    number: int
+    variant: str
+    kills: list[dict[str, Any]] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    bit_equal: bool | None = None  # None: not compared
+    faults: list[str] = field(default_factory=list)
+    folder: str = ""
+
+
+class Lane:
+    """Plays every n-th run of a plan on a stage of its own."""
+
+    def __init__(self, stage: Stage, failures: Path) -> None:
+        self._stage, self._failures = stage, failures
+        self._undisturbed: dict[str, Evidence] = {}
+        self._prefix = f"kill-{secrets.token_hex(3)}"
+
+    def reports(self, plans: list[RunPlan]) -> Iterator[Report]:
+        """One report a run; what was not reached as planned is tried again in runs of its own."""
+        due, top_ups = list(plans), 0
+        wanted = {deed.point for plan in plans for deed in plan.deeds if deed.point and deed.is_kill}
+        reached: set[str] = set()
+        while due:
+            report = self.report(due.pop(0))
+            reached |= {kill["point"] for kill in report.kills}
+            yield report
+            missed = sorted(wanted - reached)
+            if not due and missed and top_ups < MOST_TOP_UPS:
+                top_ups += 1
+                due.append(plan_missed(10_000 + top_ups, missed))
+
+    def report(self, plan: RunPlan) -> Report:
+        report = Report(plan.number, plan.variant)
+        run = f"{self._prefix}-{plan.number}"
+        if plan.variant not in self._undisturbed:
+            name = f"{self._prefix}-{plan.variant}"
+            self._undisturbed[plan.variant] = self._play(plan.variant, name, (), report) or _nothing(name)
+        evidence = self._play(plan.variant, run, plan.deeds, report)
+        if evidence is not None and VARIANTS[plan.variant].bit_equal:
+            report.bit_equal = _versions(evidence) == _versions(self._undisturbed[plan.variant])
+            if not report.bit_equal:
+                report.faults.append("the weights are not those of the undisturbed run")
+        if evidence is not None and not report.faults:
+            report.faults += self._other_samples(plan, evidence)
+        return report
+
+    def _play(self, variant: str, run: str, deeds: tuple[Deed, ...], report: Report) -> Evidence | None:
+        """Play one run and judge it; None when it did not end."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{run}-", dir=self._stage.folder))
+        options = VARIANTS[variant].resume_options
+        conductor = Conductor(self._stage, folder, config_of(variant, run), deeds, DEADLINE_S, options)
+        faults, evidence = list[str](), None
+        try:
+            conductor.play()
+            evidence = read_evidence(self._stage.redis, self._stage.s3, BUCKET, run)
+            faults += [str(violation) for violation in check(evidence)]
+            faults += self._audit(run)
+        except RunFailed as error:
+            faults.append(str(error))
+        played = conductor.played
+        report.seconds += played.seconds
+        report.kills += [_kill(deed, who) for deed, who in played.done if deed.is_kill]
+        report.missed += [str(deed) for deed in played.missed]
+        report.faults += faults
+        if faults:
+            report.folder = str(self._keep(folder, played, faults))
+        shutil.rmtree(folder)
+        return evidence
+
+    def _audit(self, run: str) -> list[str]:
+        """The command's own judgement must be the same."""
+        audit = audit_run(LedgerReader(self._stage.redis, run), ObjectStore(self._stage.s3, BUCKET))
+        return [] if audit.passed else [f"audit: {finding}" for finding in audit.findings]
+
+    def _other_samples(self, plan: RunPlan, evidence: Evidence) -> list[str]:
+        """Samples, group by group, against the undisturbed run; in completion order only those of the first round."""
+        undisturbed, disturbed = History(self._undisturbed[plan.variant]), History(evidence)
+        rounds = len(disturbed.commits) if VARIANTS[plan.variant].bit_equal else 1
+        pairs = list(zip(undisturbed.commits, disturbed.commits, strict=True))[:rounds]
+        differ = [
+            before.body["round"] for before, after in pairs if not _same_samples(undisturbed, before, disturbed, after)
+        ]
+        return [f"round {round}: the samples are not those of the undisturbed run" for round in differ]
+
+    def _keep(self, folder: Path, played: Played, faults: list[str]) -> Path:
+        """The logs of a run that failed, with its story."""
+        kept = self._failures / folder.name
+        shutil.copytree(folder, kept, ignore=shutil.ignore_patterns(".rolloutpipe", "*.sock"))
+        for log in ("valkey.log", "seaweedfs.log"):
+            shutil.copy(self._stage.folder / log, kept / log)
+        (kept / "story.txt").write_text("\n".join([*played.story, "", *faults, ""]))
+        return kept
+
+
+def _nothing(run: str) -> Evidence:
+    return Evidence(run, (), (), (), frozenset(), frozenset(), lambda key: None)
+
+
+def _versions(evidence: Evidence) -> list[tuple[str, str]]:
+    """(number, manifest sha256) of every version that the chain makes."""
+    return [link.version for link in History(evidence).links]
+
+
+def _same_samples(one: History, before: Link, other: History, after: Link) -> bool:
+    """Whether two commits hold the same groups with the same samples; what one run has let go is not compared."""
+    mine, theirs = before.trained, after.trained
+    if mine.keys() != theirs.keys():
+        return False
+    keys = [(mine[group][2]["object"], theirs[group][2]["object"]) for group in mine]
+    kept = [pair for pair in keys if pair[0] in one.evidence.keys and pair[1] in other.evidence.keys]
+    return all(samples_of(one.evidence, key) == samples_of(other.evidence, its) for key, its in kept)
+
+
+def _kill(deed: Deed, who: str) -> dict[str, Any]:
+    signal = "SIGKILL" if deed.kind == "kill" else "SIGSTOP"
+    return {"target": who, "signal": signal, "kind": deed.kind, "point": deed.point}
+
+
+def run_lane(seed: int, kills: int, lane: int, lanes: int, failures: Path) -> None:
+    """Play this lane's share, one line of JSON a run."""
+    plans = plan_runs(seed, kills)[lane::lanes]
+    with tempfile.TemporaryDirectory(prefix="rolloutpipe-kill-") as folder, Stage(Path(folder)) as stage:
+        for report in Lane(stage, failures).reports(plans):
+            sys.stdout.write(json.dumps(asdict(report)) + "\n")
+            sys.stdout.flush()
+
+
+def run_matrix(seed: int, kills: int, lanes: int, failures: Path) -> dict[str, Any]:
+    """Play the whole matrix; returns its summary."""
+    started, reports = time.monotonic(), list[dict[str, Any]]()
+
+    def follow(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            report = json.loads(line)
+            reports.append(report)
+            _show(report, sum(len(each["kills"]) for each in reports))
+
+    shares = [_start_lane(seed, kills, lane, lanes, failures) for lane in range(lanes)]
+    followers = [Thread(target=follow, args=(process,)) for process in shares]
+    try:
+        for follower in followers:
+            follower.start()
+        for follower in followers:
+            follower.join()
+    finally:
+        for process in shares:
+            process.kill()
+    crashed = [f"lane {lane} ended with status {process.wait()}" for lane, process in enumerate(shares)]
+    crashed = [line for line in crashed if not line.endswith(" 0")]
+    return summary(seed, reports, time.monotonic() - started, crashed)
+
+
+def _start_lane(seed: int, kills: int, lane: int, lanes: int, failures: Path) -> subprocess.Popen[str]:
+    numbers = {"seed": seed, "kills": kills, "lane": lane, "lanes": lanes, "failures": failures.resolve()}
+    options = [part for name, value in numbers.items() for part in (f"--{name}", str(value))]
+    leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable]
+    command = [*leashed, "-m", __package__ + ".matrix", *options]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def summary(seed: int, reports: list[dict[str, Any]], seconds: float, crashed: list[str]) -> dict[str, Any]:
+    """What the matrix has shown, for a file."""
+    kills = [kill for report in reports for kill in report["kills"]]
+    by_point = Counter(kill["point"] for kill in kills if kill["point"])
+    compared = [report["bit_equal"] for report in reports if report["bit_equal"] is not None]
+    return {
+        "seed": seed,
+        "kills": len(kills),
+        "runs": len(reports),
+        "seconds": round(seconds, 1),
+        "by_target": dict(sorted(Counter(f"{kill['target']} {kill['signal']}" for kill in kills).items())),
+        "at_points": sum(by_point.values()),
+        "at_random_instants": len(kills) - sum(by_point.values()),
+        "by_point": {point: by_point[point] for point in POINTS},
+        "runs_by_variant": dict(Counter(report["variant"] for report in reports)),
+        "missed": sum(len(report["missed"]) for report in reports),
+        "weights_compared": len(compared),
+        "weights_bit_equal": sum(compared),
+        "violations": crashed + [f"{_name(report)}: {fault}" for report in reports for fault in report["faults"]],
+        "kept": [report["folder"] for report in reports if report["folder"]],
+    }
+
+
+def _name(report: dict[str, Any]) -> str:
+    return f"run {report['number']} ({report['variant']})"
+
+
+def _show(report: dict[str, Any], kills: int) -> None:
+    verdict = {True: "weights bit-equal", False: "WEIGHTS DIFFER", None: "weights not compared"}[report["bit_equal"]]
+    faults = f"  {len(report['faults'])} FAULTS, see {report['folder']}" if report["faults"] else ""
+    missed = f", {len(report['missed'])} missed" if report["missed"] else ""
+    line = f"run {report['number']:5} {report['variant']:10} {len(report['kills'])} kills{missed}"
+    sys.stderr.write(f"{line} {report['seconds']:6.1f} s  {verdict}{faults}  [{kills}]\n")
+
+
+def table(result: dict[str, Any]) -> str:
+    """The summary, for people."""
+    lines = [f"seed {result['seed']}: {result['kills']} kills in {result['runs']} runs, {result['seconds']} s"]
+    lines += [f"  {count:4}  {what}" for what, count in result["by_target"].items()]
+    lines.append(f"  {result['at_points']} at named points, {result['at_random_instants']} at random instants")
+    pairs = [f"{point} {count}" for point, count in result["by_point"].items()]
+    lines += ["  " + "  ".join(f"{pair:24}" for pair in pairs[at : at + 4]) for at in range(0, len(pairs), 4)]
+    lines.append(f"weights bit-equal in {result['weights_bit_equal']} of {result['weights_compared']} compared runs")
+    lines.append(f"violations: {len(result['violations'])}")
+    lines += [f"  {violation}" for violation in result["violations"]]
+    lines += [f"  kept: {folder}" for folder in result["kept"]]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="kill-test", description="Kill everything, everywhere; then check.")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lanes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--lane", type=int, default=None, help="play this lane's share alone")
+    parser.add_argument("--failures", type=Path, default=FAILURES, help="where folders of failed runs are kept")
+    parser.add_argument("--out", type=Path, default=FAILURES.with_suffix(".json"))
+    options = parser.parse_args()
+    if options.lane is not None:
+        run_lane(options.seed, options.kills, options.lane, options.lanes, options.failures)
+        return 0
+    result = run_matrix(options.seed, options.kills, options.lanes, options.failures)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    sys.stdout.write(table(result) + "\n")
+    unreached = [point for point, count in result["by_point"].items() if count == 0]
+    if unreached:
+        sys.stdout.write(f"points without a kill: {', '.join(unreached)}\n")
+    return 1 if result["violations"] or result["kills"] < options.kills else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

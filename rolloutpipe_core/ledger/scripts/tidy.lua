@@ -1,16 +1,24 @@
--- Trims what nobody needs any more: the FIFO behind its acknowledged end, all but the newest registry entries, the names
--- of services that are gone. KEYS: run, ledger, fifo, weights, services, service hashes.
+-- Trims what nobody needs any more: of the FIFO what is older than the archive's end, all but the newest registry entries,
+-- the names of services that are gone. KEYS: run, ledger, fifo, weights, services, service hashes.
 -- ARGV: epoch, nonce, registry entries to keep ('' = all)
 local fenced = trainer_fenced(ARGV[1], ARGV[2])
 if fenced then return fenced end
+local function before(a, b)
+  local ms_a, seq_a = a:match('(%d+)-(%d+)')
+  local ms_b, seq_b = b:match('(%d+)-(%d+)')
+  if ms_a == ms_b then return tonumber(seq_a) < tonumber(seq_b) end
+  return tonumber(ms_a) < tonumber(ms_b)
+end
 local groups = redis.call('EXISTS', FIFO) == 1 and redis.call('XINFO', 'GROUPS', FIFO) or {}
 for _, flat in ipairs(groups) do
   local group = {}
   for i = 1, #flat, 2 do group[flat[i]] = flat[i + 1] end
   if group['name'] == 'trainer' then
-    -- Nothing that is pending or undelivered goes; the last delivered entry stays as a landmark.
+    -- Nothing that is pending or undelivered goes, however old.
     local pending = redis.call('XPENDING', FIFO, 'trainer')
-    redis.call('XTRIM', FIFO, 'MINID', '=', pending[1] > 0 and pending[2] or group['last-delivered-id'])
+    local acknowledged = pending[1] > 0 and pending[2] or group['last-delivered-id']
+    local archived = redis.call('HGET', RUN, 'archived_to') or '0-0'
+    redis.call('XTRIM', FIFO, 'MINID', '=', before(archived, acknowledged) and archived or acknowledged)
   end
 end
 if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[4], 'MAXLEN', '=', ARGV[3]) end

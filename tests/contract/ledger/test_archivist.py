@@ -80,13 +80,13 @@ def test_a_part_has_enough_events(run: Archived) -> None:
     assert len(run.archive.parts()) == 1
 
 
-def test_without_a_limit_only_what_nobody_reads_goes(run: Archived) -> None:
+def test_without_a_limit_all_stays(run: Archived) -> None:
     run.publish_rounds(3)
     keeper = LedgerArchivist(run.trainer, run.reader, run.store, None, 1, NO_GRACE_MS)
     keeper.tend(2)
     assert run.reader.events_kept() == START + 3 * ROUND
     assert run.names() >= round_names(0, 1, 2)
-    assert (run.redis.xlen(run.keys.weights), run.redis.xlen(run.keys.fifo)) == (4, 1)
+    assert (run.redis.xlen(run.keys.weights), run.redis.xlen(run.keys.fifo)) == (4, 3 * (GROUPS + 1))
 
 
 def test_young_events_stay(run: Archived) -> None:
@@ -212,29 +212,38 @@ def test_an_archive_that_lacks_its_end(run: Archived) -> None:
 
 
 def test_the_fifo_is_trimmed_behind_its_acknowledged_end(run: Archived) -> None:
-    run.publish_rounds(2)
+    run.publish_rounds(3)
     run.announce_all()
-    fifo, depth = run.keys.fifo, GROUPS + 1
-    run.archivist().tend(1)
-    assert run.redis.xlen(fifo) == 1 + depth, "undelivered ones, and the last delivered"
-    assert run.reader.fifo_depth() == depth
-    first, second, *_ = run.hand.announced(run.trainer)
-    assert len(run.reader.pending()) == depth
-    run.archivist().tend(1)
-    assert run.redis.xlen(fifo) == depth, "from the first pending one"
-    run.trainer.acknowledge(second.entry)
-    run.archivist().tend(1)
-    assert run.redis.xlen(fifo) == depth
-    run.trainer.acknowledge(first.entry)
-    run.archivist().tend(1)
-    assert run.redis.xlen(fifo) == run.reader.fifo_depth() == depth - 2
-    for entry in run.trainer.read("0-0"):
-        run.trainer.acknowledge(entry.entry)
-    run.archivist().tend(1)
-    assert (run.redis.xlen(fifo), run.reader.fifo_depth()) == (1, 0)
-    run.redis.xadd(fifo, {"kind": "round_drained", "round": "9", "generation": "1"})
-    assert run.reader.fifo_depth() == 1
-    assert [entry.round for entry in run.trainer.read("0-0")] == [9]
+    fifo, each = run.keys.fifo, GROUPS + 1
+    entries = [id for id, _ in run.redis.xrange(fifo)]
+
+    def left() -> list[str]:
+        run.archivist().tend(2)
+        return [id for id, _ in run.redis.xrange(fifo)]
+
+    run.redis.xgroup_setid(fifo, "trainer", entries[1])
+    assert left() == entries[1:], "what comes after it is undelivered"
+    run.redis.xgroup_setid(fifo, "trainer", entries[3 * each - 1], entries_read=3 * each)
+    run.redis.xclaim(fifo, "trainer", "trainer", 0, [entries[each]], force=True)
+    assert left() == entries[each:], "it is pending"
+    run.redis.xack(fifo, "trainer", entries[each])
+    assert left() == entries[2 * each :], "round 2 is not archived"
+    assert run.reader.fifo_depth() == each
+    run.hand.announced(run.trainer)
+    assert (run.reader.fifo_depth(), len(run.reader.pending())) == (each, each)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_the_depth_of_a_trimmed_fifo(run: Archived, gone: int) -> None:
+    """However far it is trimmed, Redis still knows how many entries are undelivered."""
+    run.publish_rounds(2)
+    run.redis.hset(run.keys.run, "archived_to", f"{'9' * 13}-0")
+    LedgerArchivist(run.trainer, run.reader, run.store, None, 1).tend(1)
+    assert (run.redis.xlen(run.keys.fifo), run.reader.fifo_depth()) == (1, 0)
+    run.redis.xtrim(run.keys.fifo, maxlen=1 - gone, approximate=False)
+    run.announce_all()
+    assert run.reader.fifo_depth() == GROUPS + 1
+    assert len(run.trainer.read("0-0")) == len(run.reader.pending()) == run.reader.fifo_depth() == GROUPS + 1
 
 
 def test_the_newest_versions_stay_in_the_registry(run: Archived) -> None:

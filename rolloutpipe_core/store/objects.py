@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from botocore.exceptions import ClientError
 
 from rolloutpipe_core.errors import Damaged, ObjectMissing
-from rolloutpipe_core.store.outage import STORE_ERRORS, OnWait, Patience, error_code, ignore
+from rolloutpipe_core.store.outage import STORE_ERRORS, OnWait, Patience, error_code, http_status, ignore
 
 T = TypeVar("T")
 
@@ -36,6 +36,9 @@ MOST_PARTS = 10_000
 MOST_DELETED = 1000
 """Keys that S3 takes in one deletion."""
 CHUNK_BYTES = 2**20
+
+PRECONDITION_FAILED = 412
+RANGE_NOT_SATISFIABLE = 416
 
 
 class PutOutcome(StrEnum):
@@ -157,7 +160,7 @@ class ObjectStore:
             try:
                 self._put(key, data, IfNoneMatch="*")
             except ClientError as error:
-                if error_code(error) != "PreconditionFailed":
+                if http_status(error) != PRECONDITION_FAILED:
                     raise
                 stored = self.get(key)
                 return PutResult(PutOutcome.ALREADY_EQUAL if stored == data else PutOutcome.OTHER, stored)
@@ -229,9 +232,7 @@ class ObjectStore:
         size = path.stat().st_size
         if size <= PART_BYTES:
             data = b"".join(_verified(path, sha256, PART_BYTES))
-            self._call(
-                f"put {key}", lambda: self._client.put_object(Bucket=self.bucket, Key=key, Body=data, **metadata)
-            )
+            self._call(f"put {key}", lambda: self._put(key, data, **metadata))
             return
         parts = _verified(path, sha256, max(PART_BYTES, -(-size // MOST_PARTS)))
         try:
@@ -292,7 +293,7 @@ class ObjectStore:
                     response = self._client.get_object(Bucket=self.bucket, Key=key, **rest)
                 except ClientError as error:
                     # The transfer broke behind the last byte: all is here.
-                    if rest and error_code(error) == "InvalidRange":
+                    if rest and http_status(error) == RANGE_NOT_SATISFIABLE:
                         return
                     raise
                 with closing(response["Body"]) as body:

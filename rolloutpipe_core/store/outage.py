@@ -1,8 +1,9 @@
 """What a failed S3 call means, and how long an outage is borne.
 
-    transport error, 5xx, 408, 409, 429, cut-off body     -> tried again until the deadline, then StoreUnavailable
-    404 of a key or an upload                             -> ObjectMissing at once
-    any other 4xx, 501, no credentials, no such bucket    -> StoreMisconfigured at once
+    transport error, 5xx, 408, 409, 429, 499, cut-off body -> tried again until the deadline, then StoreUnavailable
+    400, 404, 412, 416 without S3's own word for it        -> likewise: the word was cut off, or a proxy answered
+    404 of a key or an upload                              -> ObjectMissing at once
+    any other 4xx, 501, no credentials, no such bucket     -> StoreMisconfigured at once
 
 An outage is never damage: only what was read whole can be damaged.
 """
@@ -31,7 +32,10 @@ FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 
 NOT_IMPLEMENTED = 501
-RETRIED_STATUS = (408, 409, 429)
+# 499: the server saw the connection break before it had the whole request.
+RETRIED_STATUS = (408, 409, 429, 499)
+EXPLAINED_STATUS = (400, 404, 412, 416)
+"""S3 says in the body what they mean; without it they may be an outage's, or half of an answer."""
 # S3 answers 400 to a request whose body it did not get in time or whole.
 RETRIED_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
 REMEDIES = {
@@ -62,14 +66,20 @@ def error_code(error: Exception) -> str:
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
+def http_status(error: ClientError) -> int:
+    """The answer's HTTP status, 0 when it had none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
 def judge(error: Exception) -> Verdict:
     """What one of STORE_ERRORS means."""
     if isinstance(error, ClientError):
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        code = error_code(error)
+        status, code = http_status(error), error_code(error)
         # A status of 200 is an error told in the body of a long request (CompleteMultipartUpload).
         away = status < 400 or (status >= 500 and status != NOT_IMPLEMENTED)
-        if away or status in RETRIED_STATUS or code in RETRIED_CODES:
+        # botocore puts the status in the code's place when it found no S3 error in the body; HEAD's answers have none.
+        unexplained = status in EXPLAINED_STATUS and code == str(status) and error.operation_name != "HeadObject"
+        if away or unexplained or status in RETRIED_STATUS or code in RETRIED_CODES:
             return Verdict.RETRY
         return Verdict.MISSING if status == 404 and code != "NoSuchBucket" else Verdict.REFUSED
     if "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -107,6 +107,18 @@ def test_a_request_broken_in_its_body_writes_nothing(cutting, run_name, after):
     assert result.outcome is PutOutcome.CREATED
 
 
+@pytest.mark.parametrize("after", [0, 100])
+def test_a_file_whose_upload_breaks_leaves_no_object(object_store, cutting, run_name, tmp_path, after):
+    """It would carry the whole file's hash."""
+    key, data, found = f"runs/{run_name}/file", b"weights" * 100, []
+    (tmp_path / "up").write_bytes(data)
+    client, _ = cutting(cuts=1, after=after, requests=True)
+    store = ObjectStore(client, BUCKET, 20.0, lambda _: found.append([info.key for info in object_store.list(key)]))
+    store.upload_file(tmp_path / "up", key, sha256(data))
+    assert found[0] == []
+    assert object_store.get(key) == data
+
+
 @pytest.mark.parametrize(
     ("changes", "cause", "remedy"),
     [

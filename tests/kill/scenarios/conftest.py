@@ -118,3 +118,13 @@ def check_trained_once(bench: Bench, rounds: int = 1) -> None:
     assert [version for version, _ in bench.reader.versions()][1:] == [commit.version for commit in commits(bench)]
     audit = audit_run(bench.reader, bench.store)
     assert audit.passed, audit.findings
+
+
+def check_complete(run: Run, rounds: int) -> None:
+    """The run has all its versions, every group is trained once or was filtered, and the audit passes."""
+    assert run.reader.run_state()["version"] == str(rounds)
+    states = [row["state"] for round in range(rounds) for row in run.reader.groups(round)]
+    assert set(states) == {GroupState.TRAINED}
+    audit = run.audit()
+    assert audit.passed, audit.findings
+    assert audit.groups_trained == len(states)

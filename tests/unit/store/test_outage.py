@@ -17,9 +17,9 @@ from rolloutpipe_core.store import outage
 from rolloutpipe_core.store.outage import Patience, Verdict, judge
 
 
-def answer(status: int, code: str) -> ClientError:
+def answer(status: int, code: str, operation: str = "PutObject") -> ClientError:
     response = {"Error": {"Code": code, "Message": "said the store"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return ClientError(response, "PutObject")
+    return ClientError(response, operation)
 
 
 CUT_OFF = IncompleteReadError(actual_bytes=3, expected_bytes=9)
@@ -39,9 +39,14 @@ CUT_OFF = IncompleteReadError(actual_bytes=3, expected_bytes=9)
         (answer(200, "InternalError"), Verdict.RETRY),
         (answer(409, "ConditionalRequestConflict"), Verdict.RETRY),
         (answer(429, "TooManyRequests"), Verdict.RETRY),
+        (answer(499, "ClientDisconnected"), Verdict.RETRY),
         (answer(400, "RequestTimeout"), Verdict.RETRY),
         (answer(404, "NoSuchKey"), Verdict.MISSING),
-        (answer(404, "404"), Verdict.MISSING),
+        (answer(404, "404", "HeadObject"), Verdict.MISSING),
+        (answer(404, "404", "GetObject"), Verdict.RETRY),  # a proxy without its backend, or half an answer
+        (answer(400, "400"), Verdict.RETRY),
+        (answer(412, "412"), Verdict.RETRY),
+        (answer(403, "403"), Verdict.REFUSED),
         (answer(404, "NoSuchUpload"), Verdict.MISSING),
         (answer(404, "NoSuchBucket"), Verdict.REFUSED),
         (answer(403, "AccessDenied"), Verdict.REFUSED),

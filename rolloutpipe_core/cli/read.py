@@ -81,7 +81,7 @@ def show(group: GroupId, run: RunOption = None, bucket: Bucket = "rolloutpipe", 
         try:
             samples = [_sample_row(sample) for sample in decode_group(store_of(bucket).get(key)).samples]
         except ObjectMissing:
-            typer.echo(f"its object is no longer there: {key}", err=True)
+            typer.echo(f"its object is no longer there (retention.keep_rounds): {key}", err=True)
     if as_json:
         print_json({"run": reader.keys.name, **fields, "sample_list": samples})
         return

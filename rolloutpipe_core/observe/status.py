@@ -44,6 +44,16 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True)
+class Housekeeping:
+    """What the trainer's housekeeper did: see docs/retention.md."""
+
+    last_s: float  # since its last pass
+    error: str  # of that pass, "" = it went through
+    deleted_objects: int  # in the run's whole life
+    deleted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     run: str
     state: str  # active, stopped, or "" when the run is not prepared
@@ -62,6 +72,7 @@ class Status:
     head_of_line: Blocker | None
     fifo_depth: int  # announced and not acknowledged
     pending: int  # of these, read by the trainer
+    housekeeping: Housekeeping | None  # None: no pass yet
     services: tuple[ServiceStatus, ...]
     missing_roles: tuple[str, ...]  # roles that no live service holds
 
@@ -117,8 +128,21 @@ def build_status(
         head_of_line=head_of_line(groups, now_ms) if round.get("order") == "submission" else None,
         fifo_depth=fifo_depth,
         pending=pending,
+        housekeeping=housekeeping(run, now_ms),
         services=seen,
         missing_roles=tuple(role for role in ROLES if role not in alive),
+    )
+
+
+def housekeeping(run: Mapping[str, str], now_ms: int) -> Housekeeping | None:
+    """The housekeeper's last word in the run's hash."""
+    if "housekeeping_ms" not in run:
+        return None
+    return Housekeeping(
+        last_s=max(now_ms - int(run["housekeeping_ms"]), 0) / 1000,
+        error=run["housekeeping_error"],
+        deleted_objects=int(run.get("deleted_objects", 0)),
+        deleted_bytes=int(run.get("deleted_bytes", 0)),
     )
 
 

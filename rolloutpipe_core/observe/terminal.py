@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rolloutpipe_core.domain import ENDED_STATES, GroupState
 from rolloutpipe_core.observe.measures import RoundMetrics
-from rolloutpipe_core.observe.status import ServiceStatus, Status
+from rolloutpipe_core.observe.status import Housekeeping, ServiceStatus, Status
 from rolloutpipe_core.observe.timeline import GroupTimeline, Interval, RoundTimeline
 from rolloutpipe_core.observe.words import fixed, number, percent, seconds
 
@@ -94,6 +94,8 @@ def status_view(status: Status, rewards: Sequence[float] = ()) -> RenderableType
     facts.add_row("FIFO", f"{status.fifo_depth} not acknowledged, {status.pending} of them read by the trainer")
     facts.add_row("updates", f"{status.updates_sealed} sealed")
     facts.add_row("reward", _reward_words(status, rewards))
+    if status.housekeeping is not None:
+        facts.add_row("housekeeping", _housekeeping_words(status.housekeeping))
     if status.head_of_line is not None:
         head = status.head_of_line
         words = f"{head.group} is {head.state} at {head.worker or 'nobody'} since {seconds(head.since_s)}"
@@ -104,6 +106,13 @@ def status_view(status: Status, rewards: Sequence[float] = ()) -> RenderableType
     if status.stop_reason:
         parts.insert(0, Text(f"stopped: {status.stop_reason}", style="bold red"))
     return Panel(Group(*parts), title=f"[b]{status.run}[/b] {status.state}", title_align="left", border_style="blue")
+
+
+def _housekeeping_words(kept: Housekeeping) -> Text:
+    if kept.error:
+        return Text(f"failed {seconds(kept.last_s)} ago, is tried again: {kept.error}", style="yellow")
+    deleted = f"{kept.deleted_objects} objects deleted so far, {kept.deleted_bytes / 1e6:.1f} MB"
+    return Text(f"{seconds(kept.last_s)} ago; {deleted}")
 
 
 def round_view(line: RoundTimeline, metrics: RoundMetrics, width: int = 100) -> Text:

@@ -210,6 +210,10 @@ class CommitChain:
         """The first link. Raises ObjectMissing before the run is prepared."""
         return self._read_genesis()
 
+    def commit(self, round: int) -> Link:
+        """One round's commit. Raises ObjectMissing when there is none."""
+        return self._read_commit(round)[1]
+
     def read(self) -> list[Link]:
         """The whole chain from the genesis on, every link verified. Raises Damaged with the place of a break."""
         rounds = self._rounds()

@@ -7,17 +7,16 @@ history.py   the ledger tells the same story, and no version was published witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import takewhile
+from collections.abc import Iterable, Iterator
 
 from rolloutpipe_core.domain import WeightVersion, validate_run_name
 from rolloutpipe_core.errors import Damaged, ObjectMissing
-from rolloutpipe_core.ledger.events import Event
+from rolloutpipe_core.ledger.events import Event, ObjectsMoved
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.observe.audit.chain import read_chain
 from rolloutpipe_core.observe.audit.history import check_history, check_registry
 from rolloutpipe_core.observe.audit.model import Audit, Finding, Objects
-from rolloutpipe_core.observe.audit.objects import check_groups, check_weights
+from rolloutpipe_core.observe.audit.objects import check_groups, check_missing, check_weights, stored_keep_rounds
 
 __all__ = ["Audit", "Finding", "Objects", "audit_history", "audit_run"]
 
@@ -25,10 +24,11 @@ __all__ = ["Audit", "Finding", "Objects", "audit_history", "audit_run"]
 def audit_run(reader: LedgerReader, store: Objects, keep_rounds: int | None = None) -> Audit:
     """Check a run, finished or not, as it stands now. Raises what the ledger or the store raise when they are away.
 
-    `keep_rounds`: only the last so many rounds must still have their objects (None: all of them).
+    `keep_rounds`: the last so many rounds must still have their objects; None: as the run's configuration says.
     """
     until_ms = reader.server_time_ms()
     registry = [version for version, _ in reader.versions()]
+    keep_rounds = stored_keep_rounds(store, reader.keys.name) if keep_rounds is None else keep_rounds
     return audit_history(reader.keys.name, store, reader.events(), registry, until_ms, keep_rounds)
 
 
@@ -42,17 +42,30 @@ def audit_history(
 ) -> Audit:
     """Check events before `until_ms` and a registry read by then against the chain, which may be ahead of them.
 
+    Objects may be missing of rounds that the ledger says were retired, and of those older than the last `keep_rounds`
+    (None: of no others): what Redis lost may have told of their retirement.
     Memory grows with the commits' groups, not with the events. A missing object is a finding, not an error.
     """
     audit = Audit(validate_run_name(run))
     chain = read_chain(store, run, audit)
     if chain is None:
         return audit
-    check_groups(store, chain.rounds, keep_rounds, audit)
+    missing = check_groups(store, chain.rounds, audit)
     check_weights(store, run, chain.versions, audit)
+    retired: set[str] = set()
     try:
-        check_history(takewhile(lambda event: event.at_ms < until_ms, events), chain, audit)
+        check_history(_until(events, until_ms, retired), chain, audit)
     except (Damaged, ObjectMissing) as error:
         audit.report("ledger-archive", f"runs/{run}/ledger/", str(error))
+    check_missing(missing, len(chain.rounds), keep_rounds, retired, audit)
     check_registry(registry, chain, audit)
     return audit
+
+
+def _until(events: Iterable[Event], until_ms: int, retired: set[str]) -> Iterator[Event]:
+    """Events before `until_ms`; `retired` gets the sets retired by now, as objects may go while we read."""
+    for event in events:
+        if isinstance(event, ObjectsMoved) and event.phase == "retired":
+            retired.update(event.sets)
+        if event.at_ms < until_ms:
+            yield event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,12 +14,38 @@ from rolloutpipe_core.errors import ObjectMissing
 from rolloutpipe_core.observe.audit.model import Audit, CommittedRound, Membership, Objects
 
 
-def check_groups(store: Objects, rounds: Sequence[CommittedRound], keep_rounds: int | None, audit: Audit) -> None:
-    """Read every trained group's object. Only the last `keep_rounds` rounds must still have them (None: all)."""
+def check_groups(store: Objects, rounds: Sequence[CommittedRound], audit: Audit) -> list[tuple[int, Membership]]:
+    """Read every trained group's object; returns those that are not there, with their rounds."""
+    missing = []
     for commit in rounds:
-        must = keep_rounds is None or commit.round >= len(rounds) - keep_rounds
-        present = [_check_group(store, commit, member, must, audit) for member in commit.trained]
-        (audit.rounds_by_object if all(present) else audit.rounds_by_hash).append(commit.round)
+        absent = [member for member in commit.trained if not _check_group(store, commit, member, audit)]
+        missing += [(commit.round, member) for member in absent]
+        (audit.rounds_by_hash if absent else audit.rounds_by_object).append(commit.round)
+    return missing
+
+
+def check_missing(
+    missing: Iterable[tuple[int, Membership]],
+    rounds: int,
+    keep_rounds: int | None,
+    retired: Collection[str],
+    audit: Audit,
+) -> None:
+    """Only what was retired may be missing, or is older than the last `keep_rounds` of these rounds."""
+    for round, member in missing:
+        old = keep_rounds is not None and round < rounds - keep_rounds
+        if not old and f"groups/r{round:06d}" not in retired:
+            audit.report("object-missing", member.object, f"{member.group} was trained from it")
+
+
+def stored_keep_rounds(store: Objects, run: str) -> int | None:
+    """`retention.keep_rounds` of the configuration that the run began with; None: all, or it is not stored."""
+    try:
+        stored = json.loads(store.get(f"runs/{run}/config.json"))
+    except ObjectMissing:
+        return None
+    keep_rounds: int | None = stored.get("retention", {}).get("keep_rounds")
+    return keep_rounds
 
 
 def check_weights(store: Objects, run: str, versions: Sequence[WeightVersion], audit: Audit) -> None:
@@ -40,13 +66,11 @@ def check_weights(store: Objects, run: str, versions: Sequence[WeightVersion], a
             _check_files(store, key, data, audit)
 
 
-def _check_group(store: Objects, commit: CommittedRound, member: Membership, must: bool, audit: Audit) -> bool:
+def _check_group(store: Objects, commit: CommittedRound, member: Membership, audit: Audit) -> bool:
     """Whether the object was there to be read."""
     try:
         data = store.get(member.object)
     except ObjectMissing:
-        if must:
-            audit.report("object-missing", member.object, f"{member.group} was trained from it")
         return False
     found = hashlib.sha256(data).hexdigest()
     if found != member.sha256:

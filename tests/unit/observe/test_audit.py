@@ -12,7 +12,7 @@ import pytest
 
 from rolloutpipe_core.domain import FinishReason, Group, GroupState, RoundState, Sample, VersionSpan, WeightVersion
 from rolloutpipe_core.errors import ObjectMissing
-from rolloutpipe_core.ledger.events import GroupMoved, RoundMoved, UpdateSealed, VersionPublished
+from rolloutpipe_core.ledger.events import GroupMoved, ObjectsMoved, RoundMoved, UpdateSealed, VersionPublished
 from rolloutpipe_core.observe.audit import audit_history
 from rolloutpipe_core.observe.audit.view import ranges
 from rolloutpipe_core.store.groups import encode_group
@@ -521,6 +521,15 @@ def test_objects_of_rounds_no_longer_kept_are_checked_by_hash_only(run):
     assert audit.passed
     assert (audit.rounds_by_object, audit.rounds_by_hash) == ([1, 2], [0])
     assert not run.audit().passed
+
+
+@pytest.mark.parametrize("at_ms", [95, END_MS + 7])  # before the audit began, or while it read
+def test_objects_that_the_ledger_says_were_retired_may_be_missing(run, at_ms):
+    del run.store[run.member(1, 0)["object"]]
+    run.history.events.append(ObjectsMoved("1-0", at_ms, "trainer-1", "retired", ("groups/r000001",), 0, 0))
+    audit = run.audit()
+    assert audit.passed
+    assert (audit.rounds_by_object, audit.rounds_by_hash) == ([0, 2], [1])
 
 
 def test_weights_of_old_versions_may_be_retired(run):

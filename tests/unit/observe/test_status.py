@@ -1,4 +1,4 @@
-from rolloutpipe_core.observe.status import build_status, head_of_line, reward_so_far, service_status
+from rolloutpipe_core.observe.status import Housekeeping, build_status, head_of_line, reward_so_far, service_status
 
 NOW = 100_000
 TRAINER = {
@@ -108,6 +108,15 @@ def test_head_of_line_is_named_under_submission_order_alone():
     groups = [group(0, "admitted", worker="worker-a"), group(1, "queued")]
     assert status(groups=groups).head_of_line is None
     assert status(round={**ROUND, "order": "submission"}, groups=groups).head_of_line.group == "r000003-g0000"
+
+
+def test_the_housekeepers_last_pass_is_told():
+    assert status().housekeeping is None
+    kept = {"housekeeping_ms": str(NOW - 1500), "housekeeping_error": ""}
+    seen = status(run={**RUN, **kept, "deleted_objects": "7", "deleted_bytes": "900"}).housekeeping
+    assert seen == Housekeeping(last_s=1.5, error="", deleted_objects=7, deleted_bytes=900)
+    failed = status(run={**RUN, **kept, "housekeeping_error": "no such bucket"}).housekeeping
+    assert failed == Housekeeping(last_s=1.5, error="no such bucket", deleted_objects=0, deleted_bytes=0)
 
 
 def test_json_is_plain():

@@ -4,7 +4,8 @@
     <directory>/<name>.part/   a download under way, or what a killed one left
     <directory>/<name>.lock    held exclusively while filling or removing, shared while in use
 
-A process uses the entry that it fetched last. Entries beyond the newest `keep` are removed unless in use.
+A process uses the entry that it fetched last. Entries beyond the newest `keep` are removed unless in use, and so is
+what a killed download left.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import IO
 from rolloutpipe_core.errors import DeadlineExceeded
 
 POLL_S = 0.05
+PARTIAL = ".part"
 
 
 class DirectoryCache:
@@ -85,18 +87,22 @@ class DirectoryCache:
             time.sleep(POLL_S)
 
     def _remove_old(self, newest: Path) -> None:
-        entries = [path for path in self._directory.iterdir() if path.is_dir() and path.suffix != ".part"]
+        """Remove entries beyond the newest, and what killed downloads left; what is locked is in use."""
+        entries = [path for path in self._directory.iterdir() if path.is_dir() and path.suffix != PARTIAL]
         entries.sort(key=_modified, reverse=True)
-        for entry in entries[self._keep :]:
+        left = [path.with_suffix("") for path in self._directory.glob(f"*{PARTIAL}")]
+        for entry in [*entries[self._keep :], *left]:
             lock = _try_lock(entry, LOCK_EX) if entry != newest else None
             if lock is not None:
                 with lock:
-                    shutil.rmtree(entry, ignore_errors=True)
-                    _lock_path(entry).unlink(missing_ok=True)
+                    shutil.rmtree(_partial(entry), ignore_errors=True)
+                    if entry not in entries[: self._keep]:
+                        shutil.rmtree(entry, ignore_errors=True)
+                        _lock_path(entry).unlink(missing_ok=True)
 
 
 def _fill(entry: Path, fill: Callable[[Path], None]) -> None:
-    partial = entry.with_name(f"{entry.name}.part")
+    partial = _partial(entry)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -104,6 +110,10 @@ def _fill(entry: Path, fill: Callable[[Path], None]) -> None:
         partial.rename(entry)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(entry: Path) -> Path:
+    return entry.with_name(entry.name + PARTIAL)
 
 
 def _lock_path(entry: Path) -> Path:

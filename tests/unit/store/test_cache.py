@@ -124,3 +124,18 @@ def test_a_cache_deleted_underneath_is_filled_again(tmp_path):
         (entry / "file").unlink()
         entry.rmdir()
         assert (cache.fetch("v1", content("two")) / "file").read_text() == "two"
+
+
+def test_what_a_killed_download_left_goes_with_the_next_fetch(tmp_path):
+    (tmp_path / "v1.part").mkdir()
+    (tmp_path / "v1.part" / "half").write_text("half")
+    (tmp_path / "v1.lock").touch()
+
+    def fill(directory: Path) -> None:
+        with DirectoryCache(tmp_path) as other:
+            other.fetch("v3", content("three"))  # leaves a download that is under way alone
+        content("two")(directory)
+
+    with DirectoryCache(tmp_path) as cache:
+        assert (cache.fetch("v2", fill) / "file").read_text() == "two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2", "v2.lock", "v3", "v3.lock"]

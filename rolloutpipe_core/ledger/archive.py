@@ -60,12 +60,13 @@ def part_key(run: str, first: str, last: str) -> str:
 
 
 def closed_part(entries: Iterable[Entry], last_round: int, before_ms: int, least: int) -> list[Entry]:
-    """The shortest beginning of the stream that may be archived now; empty when there is none.
+    """The beginning of the stream that may be archived now: the shortest one of at least `least` events, or else all.
 
-    It has at least `least` events, all told before `before_ms`, and ends where a round up to `last_round` was
-    published: no event of a later round precedes that one. Raises LedgerRefused on an event of another schema.
+    Its events were told before `before_ms`, and it ends where a round up to `last_round` was published: no event of
+    a later round precedes that one. Raises LedgerRefused on an event of another schema.
     """
     part: list[Entry] = []
+    closed = 0
     for id, fields in entries:
         event = parse_event(id, fields)
         if event.at_ms >= before_ms:
@@ -74,9 +75,10 @@ def closed_part(entries: Iterable[Entry], last_round: int, before_ms: int, least
         if isinstance(event, RoundMoved) and event.after is RoundState.PUBLISHED:
             if event.round > last_round:
                 break
-            if len(part) >= least:
-                return part
-    return []
+            closed = len(part)
+            if closed >= least:
+                break
+    return part[:closed]
 
 
 def encode_part(run: str, entries: Sequence[Entry]) -> bytes:

@@ -25,7 +25,7 @@ log = logging.getLogger("rolloutpipe.trainer")
 
 SETTLED_MS = 5_000
 """Events younger than this stay: a Redis that loses its last seconds must not find them told in the archive already."""
-CHUNK = 500
+CHUNK = 200
 """Entries or keys that one script takes; Redis serves nobody meanwhile (a few ms)."""
 
 
@@ -56,6 +56,7 @@ class LedgerArchivist:
         self._keep_rounds = keep_rounds
         self._archive_events = archive_events
         self._settled_ms = settled_ms
+        self._next_look = archive_events  # entries of the stream: with fewer, no part can be long enough
 
     def reconcile(self) -> None:
         """Before `tend`: tell a Redis that has lost it where the archive ends."""
@@ -80,10 +81,14 @@ class LedgerArchivist:
         return self._ledger.epoch.number, self._ledger.epoch.nonce
 
     def _closed_part(self, last_round: int) -> list[Entry]:
-        if self._reader.events_kept() < self._archive_events:
+        kept = self._reader.events_kept()
+        if kept < self._next_look:
             return []
         before_ms = self._reader.server_time_ms() - self._settled_ms
-        return closed_part(self._reader.stream(), last_round, before_ms, self._archive_events)
+        part = closed_part(self._reader.stream(), last_round, before_ms, self._archive_events)
+        missing = self._archive_events - len(part)
+        self._next_look = kept + missing if missing > 0 else 0
+        return [] if missing > 0 else part
 
     def _archive_part(self, part: Sequence[Entry]) -> None:
         self._archive.put(part)

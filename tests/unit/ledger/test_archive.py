@@ -45,13 +45,13 @@ STREAM = [RUN, ADMITTED, sealed(2, 0), published(3, 0), sealed(4, 1), published(
         (1, 99, 1, 4),  # the shortest
         (1, 99, 4, 4),
         (1, 99, 5, 6),  # both rounds, for one has only four events
-        (1, 99, 7, 0),  # both rounds have only six
+        (1, 99, 7, 6),  # all that there is
         (2, 99, 7, 8),
-        (9, 99, 9, 0),
+        (9, 99, 9, 8),
         (-1, 99, 1, 0),  # every round is one to keep
         (1, 4, 1, 4),  # told before second 4
         (1, 3, 1, 0),  # the publishing of round 0 is of second 3: not before
-        (1, 5, 5, 0),
+        (1, 5, 5, 4),
     ],
 )
 def test_what_may_be_archived(last_round: int, before_s: int, least: int, length: int) -> None:

@@ -6,6 +6,7 @@ Nothing of it is damage, and nothing accepted is lost.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -77,15 +78,22 @@ def test_a_run_through_every_kind_of_disturbance_is_complete(run: Run, make_prox
 def test_a_store_that_stays_away_ends_both_with_its_reason_and_a_restart_completes_the_run(
     run: Run, make_proxy: MakeProxy
 ) -> None:
-    """It answers SlowDown from the middle of a round on."""
-    proxy = make_proxy(lambda request: Fault.NONE)
+    """It answers SlowDown from the trainer's first fetch on, while rollout uploads its last group."""
+    fetched = threading.Event()
+
+    def slow_down(request: Request) -> Fault:
+        if request.method == "GET" and "/groups/" in request.path:
+            fetched.set()
+        if request.creates("/groups/r000000/g0005"):
+            fetched.wait(15)
+        return Fault.ERROR_503 if fetched.is_set() else Fault.NONE
+
+    proxy = make_proxy(slow_down)
     through(run, proxy)
     run.configure(schedule={"rounds": 2}, deadlines={"store_s": 2})
     services = [run.start("trainer"), run.start("rollout")]
-    run.wait_for(lambda: is_claimed(run, 0))
-    proxy.fault = lambda request: Fault.ERROR_503
     for service in services:
-        assert service.finish(60) == 6, service.text()
+        assert service.finish() == 6, service.text()
         told = service.text()
         assert "waits for object store (" in told
         assert "ends: the object store stayed away: " in told

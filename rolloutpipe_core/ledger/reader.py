@@ -95,11 +95,16 @@ class LedgerReader:
         state = self.run_state() if rounds else {}
         if rounds and min(rounds) > int(state.get("archived_round", -1)):
             # The archive ends where a round was published, before any event of a later one.
-            after = max(after, state.get("archived_to", BEGINNING), key=place)
+            after = max(after, state.get("archived_to", BEGINNING), self._before(min(rounds)), key=place)
+        wanted = None if rounds is None else {str(round) for round in rounds}
         for id, fields in self._history(after, rounds):
-            event = parse_event(id, fields)
-            if rounds is None or getattr(event, "round", None) in rounds:
-                yield event
+            if wanted is None or fields.get("round") in wanted:
+                yield parse_event(id, fields)
+
+    def _before(self, round: int) -> str:
+        """A place in the stream that no event of the round precedes."""
+        opened_ms = self._read("hget", self.keys.round(round), "open_ms")
+        return BEGINNING if opened_ms is None else f"{int(opened_ms) - 1}-0"
 
     def events_kept(self) -> int:
         """How many entries the ledger's stream still holds."""

@@ -143,11 +143,14 @@ def _check_membership(audit: Audit, rounds: list[CommittedRound]) -> None:
                 audit.report("group-foreign", group, f"{place}, but it is not of round {commit.round}")
         if sorted(commit.updates) != list(range(len(commit.updates))):
             audit.report("updates-gap", commit.key, f"its updates are {sorted(commit.updates)}")
-        for update, (_, samples, tokens) in commit.updates.items():
-            members = [group for group in commit.trained if group.update == update]
-            sums = (sum(group.samples for group in members), sum(group.tokens for group in members))
-            if sums != (samples, tokens):
-                audit.report("update-sums", f"{commit.key} update {update}", f"says {(samples, tokens)}, groups {sums}")
+        sums = dict.fromkeys(commit.updates, (0, 0))
+        for member in commit.trained:
+            samples, tokens = sums[member.update]
+            sums[member.update] = (samples + member.samples, tokens + member.tokens)
+        for update, (_, *said) in commit.updates.items():
+            if sums[update] != tuple(said):
+                what = f"says {tuple(said)}, groups {sums[update]}"
+                audit.report("update-sums", f"{commit.key} update {update}", what)
 
 
 def _places(commit: CommittedRound) -> Iterator[tuple[str, str]]:

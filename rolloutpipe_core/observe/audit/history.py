@@ -29,8 +29,7 @@ class GroupFacts:
     attempt: int
     reason: str
     claim: tuple[int, int] | None = None  # (update, place)
-    sha256: str = ""
-    sampled: WeightVersion | None = None
+    announced: dict[int, tuple[str, WeightVersion]] = field(default_factory=dict)  # attempt -> (sha256, sampled by)
 
 
 @dataclass(slots=True)
@@ -46,6 +45,7 @@ class HistoryCheck:
     def __init__(self, chain: Chain, audit: Audit) -> None:
         self._chain = chain
         self._audit = audit
+        self._versions = chain.versions
         self._open: dict[int, RoundFacts] = {}
         self._closed: set[int] = set()
         self._trainer = ""  # the actor that holds the trainer's role; "" = not told yet
@@ -112,7 +112,7 @@ class HistoryCheck:
 
     def _check_version(self, event: VersionPublished) -> None:
         number = event.version.number
-        versions = self._chain.versions
+        versions = self._versions
         if number >= len(versions):
             self._audit.report("version-uncommitted", str(event.version), f"no commit makes version {number}")
         elif versions[number] != event.version:
@@ -154,13 +154,14 @@ class HistoryCheck:
         elif facts.claim != (member.update, member.place):
             what = f"assigned to (update, place) {facts.claim}, committed at {(member.update, member.place)}"
             self._audit.report("ledger-assignment", member.group, what)
-        if facts.sampled is None:
+        if member.attempt not in facts.announced:
             return  # its announcement was lost, so nothing is left to compare
-        if (facts.attempt, facts.sha256) != (member.attempt, member.sha256):
-            what = f"attempt {facts.attempt} with sha256 {facts.sha256} was announced, the commit has attempt "
+        attempt, (sha256, sampled) = max(facts.announced.items())
+        if (attempt, sha256) != (member.attempt, member.sha256):
+            what = f"attempt {attempt} with sha256 {sha256} was announced, the commit has attempt "
             self._audit.report("ledger-object", member.group, f"{what}{member.attempt} with {member.sha256}")
-        if facts.sampled != commit.sampled:
-            self._audit.report("ledger-version", member.group, f"sampled by {facts.sampled}, round by {commit.sampled}")
+        if sampled != commit.sampled:
+            self._audit.report("ledger-version", member.group, f"sampled by {sampled}, round by {commit.sampled}")
 
     def _check_ending(self, end: Ending, facts: GroupFacts) -> None:
         if (facts.state.value, facts.reason) != (end.state, end.reason):
@@ -190,13 +191,13 @@ def _group_moved(facts: RoundFacts, event: GroupMoved) -> None:
     details = event.details
     match event.after:
         case GroupState.DEFERRED:
-            group.claim, group.sha256, group.sampled = None, "", None
+            group.claim = None
         case GroupState.QUEUED if event.before is GroupState.CLAIMED:
             # All assignments of the round were taken back.
             facts.seals.clear()
             group.claim = None
         case GroupState.QUEUED:
-            group.sha256 = details["sha256"]
-            group.sampled = WeightVersion(int(details["weight_version"]), details["weights_sha"])
+            sampled = WeightVersion(int(details["weight_version"]), details["weights_sha"])
+            group.announced[event.attempt] = details["sha256"], sampled
         case GroupState.CLAIMED:
             group.claim = (int(details["update"]), int(details["update_index"]))

@@ -18,7 +18,9 @@ def check_groups(store: Objects, rounds: Sequence[CommittedRound], audit: Audit)
     """Read every trained group's object; returns those that are not there, with their rounds."""
     missing = []
     for commit in rounds:
-        absent = [member for member in commit.trained if not _check_group(store, commit, member, audit)]
+        folder = f"runs/{commit.run}/groups/r{commit.round:06d}/"
+        whole_gone = not any(True for _ in store.list(folder))  # one question instead of one a group
+        absent = [m for m in commit.trained if whole_gone or not _check_group(store, commit, m, audit)]
         missing += [(commit.round, member) for member in absent]
         (audit.rounds_by_hash if absent else audit.rounds_by_object).append(commit.round)
     return missing

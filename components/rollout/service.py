@@ -133,9 +133,8 @@ class RolloutService:
 
         Round r samples with version r; its prompts are the next R of the seeded order.
         """
-        run = self._check_active()
-        if (run.get("version"), run.get("version_sha")) != (str(version.number), version.sha):
-            log.info("the run is at version %s, no longer at %s", run.get("version"), version)
+        run = self._run_at(version)
+        if run is None:
             return None
         config, data, round = self.parts.config, self.parts.prompts, version.number
         size = self.schedule.groups_per_round
@@ -152,8 +151,21 @@ class RolloutService:
             cursor=round * size,
             cursor_end=(round + 1) * size,
         )
-        self.parts.ledger.open_round(opened, self.schedule)
+        try:
+            self.parts.ledger.open_round(opened, self.schedule)
+        except LedgerRefused:
+            if self._run_at(version) is None:
+                return None  # it went on since we looked
+            raise
         return RoundWork(opened, prompts)
+
+    def _run_at(self, version: WeightVersion) -> dict[str, str] | None:
+        """The run's hash while the run is at this version, else None. Raises RunStopped."""
+        run = self._check_active()
+        if (run.get("version"), run.get("version_sha")) == (str(version.number), version.sha):
+            return run
+        log.info("the run is at version %s, no longer at %s", run.get("version"), version)
+        return None
 
     async def _serve_round(self, version: WeightVersion) -> bool:
         """Admit, serve and announce until the version has a successor; False when the run is at another already."""

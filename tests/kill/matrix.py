@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -82,7 +83,10 @@ class Lane:
         run = f"{self._prefix}-{plan.number}"
         if plan.variant not in self._undisturbed:
             name = f"{self._prefix}-{plan.variant}"
-            self._undisturbed[plan.variant] = self._play(plan.variant, name, (), report) or _nothing(name)
+            undisturbed = self._play(plan.variant, name, (), report)
+            if undisturbed is None:
+                return report
+            self._undisturbed[plan.variant] = undisturbed
         evidence = self._play(plan.variant, run, plan.deeds, report)
         if evidence is not None and VARIANTS[plan.variant].bit_equal:
             report.bit_equal = _versions(evidence) == _versions(self._undisturbed[plan.variant])
@@ -105,6 +109,8 @@ class Lane:
             faults += self._audit(run)
         except RunFailed as error:
             faults.append(str(error))
+        except Exception:  # what the run has left behind can't even be judged
+            faults.append(traceback.format_exc())
         played = conductor.played
         report.seconds += played.seconds
         report.kills += [_kill(deed, who) for deed, who in played.done if deed.is_kill]
@@ -117,7 +123,8 @@ class Lane:
 
     def _audit(self, run: str) -> list[str]:
         """The command's own judgement must be the same."""
-        audit = audit_run(LedgerReader(self._stage.redis, run), ObjectStore(self._stage.s3, BUCKET))
+        store = ObjectStore(self._stage.s3, BUCKET)
+        audit = audit_run(LedgerReader(self._stage.redis, run, open_store=lambda bucket: store), store)
         return [] if audit.passed else [f"audit: {finding}" for finding in audit.findings]
 
     def _other_samples(self, plan: RunPlan, evidence: Evidence) -> list[str]:
@@ -138,10 +145,6 @@ class Lane:
             shutil.copy(self._stage.folder / log, kept / log)
         (kept / "story.txt").write_text("\n".join([*played.story, "", *faults, ""]))
         return kept
-
-
-def _nothing(run: str) -> Evidence:
-    return Evidence(run, (), (), (), frozenset(), frozenset(), lambda key: None)
 
 
 def _versions(evidence: Evidence) -> list[tuple[str, str]]:

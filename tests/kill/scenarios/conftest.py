@@ -19,6 +19,8 @@ from rolloutpipe_core.store.objects import ObjectStore, PutResult
 
 from ...contract.trainer.conftest import Bench, make_bench, make_config, tiny_model
 from ...e2e.conftest import Run, run
+from ..evidence import read_evidence
+from ..history import check
 
 __all__ = ["Bench", "Run", "StandingClient", "StandingStore", "run", "tiny_model"]
 
@@ -118,13 +120,27 @@ def check_trained_once(bench: Bench, rounds: int = 1) -> None:
     assert [version for version, _ in bench.reader.versions()][1:] == [commit.version for commit in commits(bench)]
     audit = audit_run(bench.reader, bench.store)
     assert audit.passed, audit.findings
+    check_evidence(bench.rollout.ledger.client.redis, bench.store, bench.config.run)
 
 
-def check_complete(run: Run, rounds: int) -> None:
-    """The run has all its versions, every group is trained once or was filtered, and the audit passes."""
+def check_complete(run: Run, rounds: int, *, redis_lost: bool = False) -> None:
+    """The run has all its versions, and every group is trained once: by its audit, and by the independent checker.
+
+    The checker wants the whole history, which a Redis that lost a second has not.
+    """
     assert run.reader.run_state()["version"] == str(rounds)
     states = [row["state"] for round in range(rounds) for row in run.reader.groups(round)]
     assert set(states) == {GroupState.TRAINED}
     audit = run.audit()
     assert audit.passed, audit.findings
     assert audit.groups_trained == len(states)
+    if not redis_lost:
+        client = run.connections.redis.client()
+        check_evidence(client, run.store, run.name)
+        client.close()
+
+
+def check_evidence(client: redis.Redis, store: ObjectStore, run: str) -> None:
+    """The independent checker finds nothing."""
+    violations = check(read_evidence(client, store._client, store.bucket, run))
+    assert not violations, "\n".join(map(str, violations))

@@ -78,7 +78,7 @@ class Conductor:
     ) -> None:
         """`resume_options`: command line of a service whose run stopped itself; without them a stop is a failure."""
         self._stage, self._folder, self._config = stage, folder, config
-        self._deeds, self._deadline_s = list(deeds), deadline_s
+        self._deeds, self.deadline_s = list(deeds), deadline_s
         self._resume_options, self._options = list(resume_options), list[str]()
         self._watched = points() if watch_all else sorted({deed.point for deed in deeds if deed.point})
         self._address = str(folder / "conductor.sock")
@@ -119,12 +119,11 @@ class Conductor:
         return self.played
 
     def _direct(self) -> None:
-        end = self._started_s + self._deadline_s
         while not self._is_over():
             if self._failure is not None:
                 raise RunFailed(self._failure)
-            if time.monotonic() > end:
-                raise RunFailed(f"the run did not end within {self._deadline_s:g} s\n{self._what_each_waits_for()}")
+            if time.monotonic() - self._started_s > self.deadline_s:
+                raise RunFailed(f"the run did not end within {self.deadline_s:g} s\n{self._what_each_waits_for()}")
             with suppress(Empty):
                 self._tasks.get(timeout=0.2)()
         if self._failure is not None:
@@ -209,9 +208,17 @@ class Conductor:
                 here = (question["point"], count)
                 deed = next((deed for deed in self._deeds if (deed.point, deed.nth) == here), None)
             if deed is not None:
-                process = next(process for process in self._processes if process.pid == question["pid"])
-                self._do(deed, process, question["facts"], go_on=lambda: line.sendall(b"."))
+                self._do(deed, self._process(question["pid"]), question["facts"], go_on=lambda: line.sendall(b"."))
             line.sendall(b".")
+
+    def _process(self, pid: int) -> Process:
+        """A service may ask before we have written down that it was born."""
+        while True:
+            with self._lock:
+                found = [process for process in self._processes if process.pid == pid]
+            if found:
+                return found[-1]
+            time.sleep(0.01)
 
     def _at_instant(self, deed: Deed) -> None:
         role = [TRAINER] if deed.victim == "trainer" else list(WORKERS)
@@ -260,7 +267,8 @@ class Conductor:
             self._twice.add(process.name)
             self._in_main_thread(lambda: self._start(process.name))
         time.sleep(deed.lasts_s)
-        os.kill(process.pid, signal.SIGCONT)
+        if process.status is None:
+            os.kill(process.pid, signal.SIGCONT)
 
     def _to_server(self, deed: Deed, server: Server, go_on: Callable[[], None]) -> None:
         """The service at the point goes on at once, into the outage."""
@@ -296,7 +304,7 @@ class Conductor:
                 done.set()
 
         self._tasks.put(run)
-        if not done.wait(self._deadline_s):
+        if not done.wait(self.deadline_s):
             raise RunFailed("the main thread did not come to it")
 
     # Words

@@ -38,7 +38,10 @@ from .stage import BUCKET, ROOT, Stage
 
 DEADLINE_S = 150.0
 """Of one run: several times what a loaded machine needs."""
-MOST_TOP_UPS = 8
+TOP_UPS, MOST_TOP_UPS = 10_000, 8
+"""Number of the first run that makes good what others missed, and how many a lane plays."""
+ALL_POINTS = 200
+"""A matrix of so many kills is at every point."""
 FAILURES = Path(".rolloutpipe") / "kill-test"
 
 
@@ -65,18 +68,20 @@ class Lane:
         self._prefix = f"kill-{secrets.token_hex(3)}"
 
     def reports(self, plans: list[RunPlan]) -> Iterator[Report]:
-        """One report a run; what was not reached as planned is tried again in runs of its own."""
-        due, top_ups = list(plans), 0
+        """One report a run; what did not come about as planned is made good in runs of its own."""
         wanted = {deed.point for plan in plans for deed in plan.deeds if deed.point and deed.is_kill}
-        reached: set[str] = set()
-        while due:
-            report = self.report(due.pop(0))
-            reached |= {kill["point"] for kill in report.kills}
+        done = list[dict[str, Any]]()
+        for plan in plans:
+            report = self.report(plan)
+            done += report.kills
             yield report
-            missed = sorted(wanted - reached)
-            if not due and missed and top_ups < MOST_TOP_UPS:
-                top_ups += 1
-                due.append(plan_missed(10_000 + top_ups, missed))
+        for number in range(MOST_TOP_UPS):
+            missed = sorted(wanted - {kill["point"] for kill in done})
+            if not missed and len(done) >= sum(plan.kills for plan in plans):
+                return
+            report = self.report(plan_missed(TOP_UPS + number, missed or sorted(wanted)[number:]))
+            done += report.kills
+            yield report
 
     def report(self, plan: RunPlan) -> Report:
         report = Report(plan.number, plan.variant)
@@ -167,9 +172,8 @@ def _kill(deed: Deed, who: str) -> dict[str, Any]:
     return {"target": who, "signal": signal, "kind": deed.kind, "point": deed.point}
 
 
-def run_lane(seed: int, kills: int, lane: int, lanes: int, failures: Path) -> None:
-    """Play this lane's share, one line of JSON a run."""
-    plans = plan_runs(seed, kills)[lane::lanes]
+def run_lane(plans: list[RunPlan], failures: Path) -> None:
+    """Play these runs, one line of JSON a run."""
     with tempfile.TemporaryDirectory(prefix="rolloutpipe-kill-") as folder, Stage(Path(folder)) as stage:
         for report in Lane(stage, failures).reports(plans):
             sys.stdout.write(json.dumps(asdict(report)) + "\n")
@@ -265,11 +269,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lanes", type=int, default=2, help="runs at a time")
     parser.add_argument("--lane", type=int, default=None, help="play this lane's share alone")
+    parser.add_argument("--only", type=int, default=None, help="play this run of the matrix alone, and show its report")
     parser.add_argument("--failures", type=Path, default=FAILURES, help="where folders of failed runs are kept")
     parser.add_argument("--out", type=Path, default=FAILURES.with_suffix(".json"))
     options = parser.parse_args()
-    if options.lane is not None:
-        run_lane(options.seed, options.kills, options.lane, options.lanes, options.failures)
+    plans = plan_runs(options.seed, options.kills)
+    if options.only is not None:
+        plans = plans[options.only : options.only + 1]
+        for deed in plans[0].deeds:
+            sys.stderr.write(f"{deed}\n")
+    if options.only is not None or options.lane is not None:
+        run_lane(plans[options.lane or 0 :: options.lanes], options.failures)
         return 0
     result = run_matrix(options.seed, options.kills, options.lanes, options.failures)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -278,7 +288,8 @@ def main() -> int:
     unreached = [point for point, count in result["by_point"].items() if count == 0]
     if unreached:
         sys.stdout.write(f"points without a kill: {', '.join(unreached)}\n")
-    return 1 if result["violations"] or result["kills"] < options.kills else 0
+    incomplete = result["kills"] < options.kills or (unreached and options.kills >= ALL_POINTS)
+    return 1 if result["violations"] or incomplete else 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from rolloutpipe_core import service
+
+from . import faults
+
 PR_SET_PDEATHSIG = 1
 
 IMPORTED_LATE = (
@@ -122,10 +126,6 @@ def _reaped() -> list[tuple[int, int]]:
 
 def be_service(order: dict[str, Any], mains: Mains) -> int:
     """Run the service of this order in this process, which was just forked; returns its exit status."""
-    from rolloutpipe_core import service
-
-    from . import faults
-
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != order["parent"]:
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import redis
 
@@ -12,7 +13,9 @@ from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.errors import BadInput, ObjectMissing
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.runs import list_runs
-from rolloutpipe_core.store.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from rolloutpipe_core.store.objects import ObjectStore
 
 DEADLINE_S = 3.0
 """How long a reading command waits for a server that is away."""
@@ -36,6 +39,8 @@ def find_run(client: redis.Redis, name: str | None) -> str:
 
 
 def store_of(bucket: str, connections: Connections | None = None) -> ObjectStore:
+    from rolloutpipe_core.store.objects import ObjectStore  # here, because boto3 takes its time to load
+
     return ObjectStore((connections or Connections.read()).s3.client(), bucket, DEADLINE_S)
 
 
@@ -55,11 +60,16 @@ def report_paths(output: Path) -> tuple[Path, Path]:
 
     Raises BadInput when they could not be written.
     """
-    if output.is_dir():
-        raise BadInput("the report is a file, not a folder", given=str(output), expected="for example report.html")
-    if not os.access(output.parent, os.W_OK | os.X_OK) or not output.parent.is_dir():
-        raise BadInput(
-            "cannot write the report", given=str(output), expected=f"an existing, writable folder {output.parent}"
-        )
+    check_output("report", output, "report.html")
     data = output.with_suffix(".json")
     return (output.with_suffix(".html") if output == data else output), data
+
+
+def check_output(what: str, output: Path, example: str) -> None:
+    """Raise BadInput when the file could not be written: said before the work, not after it."""
+    if output.is_dir():
+        raise BadInput(f"the {what} is a file, not a folder", given=str(output), expected=f"for example {example}")
+    if not os.access(output.parent, os.W_OK | os.X_OK) or not output.parent.is_dir():
+        raise BadInput(
+            f"cannot write the {what}", given=str(output), expected=f"an existing, writable folder {output.parent}"
+        )

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import boto3
 import redis
-from botocore.config import Config
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
@@ -92,6 +90,9 @@ class S3Connection:
 
     def client(self, read_timeout_s: float = 20.0) -> Any:
         """A boto3 client that never retries: ObjectStore does, up to its own deadline."""
+        import boto3  # here, because it takes its time to load, and half of the commands look at Redis alone
+        from botocore.config import Config
+
         client = boto3.session.Session().client(
             "s3",
             endpoint_url=self.endpoint,

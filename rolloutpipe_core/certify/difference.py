@@ -53,21 +53,27 @@ def _differences(expected: RunEvidence, given: RunEvidence, promise: Promise) ->
 
 
 def _sample_differences(expected: RoundEvidence, given: RoundEvidence) -> Iterator[Difference]:
-    wanted, found = ({group.id: group for group in evidence.groups} for evidence in (expected, given))
-    for name in sorted({*wanted, *found}):
-        if name in wanted and name in found:
-            yield from _group_differences(expected.round, wanted[name], found[name])
-        else:
-            yield Difference(expected.round, "its end", _end(expected, name), _end(given, name), group=name)
+    yield from end_differences(expected, given)
+    for one, other in common_groups(expected, given):
+        yield from _group_differences(expected.round, one, other)
 
 
-def _end(evidence: RoundEvidence, group: str) -> str:
-    return evidence.ended.get(group, "trained")
+def end_differences(expected: RoundEvidence, given: RoundEvidence) -> Iterator[Difference]:
+    """Groups that were trained in one run only, or were made of different prompts."""
+    ends = [{group.id: f"trained on {group.prompt_id}" for group in evidence.groups} | evidence.ended
+            for evidence in (expected, given)]  # fmt: skip
+    for group in sorted({*ends[0], *ends[1]}):
+        one, other = (end.get(group, "absent") for end in ends)
+        if one != other:
+            yield Difference(expected.round, "its end", one, other, group=group)
+
+
+def common_groups(expected: RoundEvidence, given: RoundEvidence) -> Iterator[tuple[Group, Group]]:
+    """The trained groups of two rounds without differences in their ends."""
+    return zip(expected.groups, given.groups, strict=True)
 
 
 def _group_differences(round: int, expected: Group, given: Group) -> Iterator[Difference]:
-    if expected.prompt_id != given.prompt_id:
-        yield Difference(round, "the prompt", expected.prompt_id, given.prompt_id, group=expected.id)
     for one, other in zip(expected.samples, given.samples, strict=True):
         for what, wanted, found, position in _of_sample(one, other):
             yield Difference(round, what, wanted, found, expected.id, one.index, position)

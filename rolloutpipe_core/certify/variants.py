@@ -50,20 +50,19 @@ def run_name(base: str, nonce: str, variant: Variant) -> str:
     return validate_run_name(base[: 63 - len(tail)].rstrip("-") + tail)
 
 
-def settings(variant: Variant, name: str, rounds: int, deterministic: bool | None) -> list[str]:
-    """What makes a configuration this variant, as `key=value`; `deterministic` None leaves that as it is."""
+def settings(variant: Variant, name: str, rounds: int, deterministic: bool) -> list[str]:
+    """What makes a configuration this variant, as `key=value`."""
     schedule = variant.schedule
     made = [
         f"run={name}",
         f"schedule.kind={schedule.kind}",
         f"schedule.rounds={rounds}",
         f"rollout_workers={variant.workers}",
+        f"deterministic={str(deterministic).lower()}",
         "retention.keep_rounds=null",  # the groups are compared after the run
     ]
     if schedule.frontier_mode is not None:
         made.append(f"schedule.frontier_mode={schedule.frontier_mode}")
-    if deterministic is not None:
-        made.append(f"deterministic={str(deterministic).lower()}")
     return made
 
 

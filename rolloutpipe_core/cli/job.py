@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from pathlib import Path
 
 from rolloutpipe_core.cli.connect import store_of
 from rolloutpipe_core.cli.output import console
-from rolloutpipe_core.cli.processes import service_arguments, service_environment
+from rolloutpipe_core.cli.processes import service_children, service_environment
 from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.ledger.reader import LedgerReader
-from rolloutpipe_core.local.state import STATE_FOLDER
-from rolloutpipe_core.local.supervise import Child, Supervisor
+from rolloutpipe_core.local.supervise import Supervisor
 from rolloutpipe_core.observe.live import watch
 from rolloutpipe_core.observe.report import build_report, write_report
 
@@ -36,7 +34,8 @@ def run_job(job: Job, connections: Connections) -> None:
     """Run to the end. Raises ServiceFailed when a service fails; both are stopped whatever happens."""
     client = connections.redis.client()
     reader = LedgerReader(client, job.config.run, DISPLAY_DEADLINE_S, lambda bucket: store_of(bucket, connections))
-    with Supervisor(_children(job), service_environment(os.environ)) as services:
+    children = service_children(job.config, job.file, job.overrides)
+    with Supervisor(children, service_environment(os.environ)) as services:
 
         def running() -> bool:
             services.raise_failure()
@@ -46,15 +45,3 @@ def run_job(job: Job, connections: Connections) -> None:
     html, data = job.report
     write_report(build_report(job.config, timelines, round(time.time() * 1000)), html, data)
     console().print(f"report: {html}, {data}", highlight=False)
-
-
-def _children(job: Job) -> list[Child]:
-    """The trainer first: when both fail at once, its reason is told."""
-    config, logs = job.config, Path(STATE_FOLDER) / "logs" / job.config.run
-    count = config.rollout_workers
-    workers = ["rollout"] if count == 1 else [f"rollout-{number}" for number in range(count)]
-    modules = {"trainer": config.trainer_module} | dict.fromkeys(workers, config.rollout_module)
-    return [
-        Child(name, (sys.executable, *service_arguments(module, job.file, job.overrides, name)), logs / f"{name}.log")
-        for name, module in modules.items()
-    ]

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from rolloutpipe_core import __version__
-from rolloutpipe_core.cli import bench, config, doctor, pins, read, run, servers
+from rolloutpipe_core.cli import bench, certify, config, doctor, pins, read, run, servers
 from rolloutpipe_core.errors import BadInput, RolloutPipeError
 
 INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -84,6 +84,7 @@ app.command()(read.metrics)
 app.command()(pins.pin)
 app.command()(pins.unpin)
 app.command()(pins.pins)
+app.command()(certify.certify)
 app.command()(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
 from rolloutpipe_core.config.models import RunConfig
-from rolloutpipe_core.errors import BadInput
+from rolloutpipe_core.store.safetensors import tensor_places
 
 BYTES = {"float32": 4, "bfloat16": 2}
-LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 class MemoryUse(NamedTuple):
@@ -49,7 +47,8 @@ def memory_uses(config: RunConfig, folder: Path) -> list[MemoryUse]:
 
 def count_parameters(folder: Path) -> int:
     """Parameters in all safetensors files of a folder."""
-    return sum(math.prod(shape) for path in sorted(folder.glob("*.safetensors")) for shape in _shapes(path))
+    places = (place for path in folder.glob("*.safetensors") for place in tensor_places(path).values())
+    return sum(math.prod(place.shape) for place in places)
 
 
 def kv_bytes_per_token(folder: Path, size: int) -> int:
@@ -61,16 +60,3 @@ def kv_bytes_per_token(folder: Path, size: int) -> int:
         return int(2 * model["num_hidden_layers"] * (model.get("num_key_value_heads") or heads) * head_size * size)
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-
-
-def _shapes(path: Path) -> list[list[int]]:
-    """Of every tensor in a safetensors file, from its header: 8 bytes of length, then JSON."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > LARGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length))
-        return [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise BadInput("not a safetensors file", given=f"{path}: {error}", remedy="fetch the model again") from None

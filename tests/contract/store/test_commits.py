@@ -166,3 +166,24 @@ def test_a_commit_at_the_wrong_place_is_named(chain, object_store, run_name):
     object_store.put(links[2].key, links[1].commit.to_bytes())
     with pytest.raises(Damaged, match=r"commit of another round: .*c000001.json; given: round 0; expected: round 1"):
         chain.head()
+
+
+def test_the_tail_is_read_on_from_what_is_known(chain, run_name):
+    links = grown(chain, run_name, 4)
+    assert chain.tail(None) == links[1:]
+    assert chain.tail(2) == links[3:]
+    assert chain.tail(2, after=2) == links[4:]
+    assert chain.tail(2, after=3) == []
+    assert chain.commit(1) == links[2]
+
+
+def test_a_tail_that_got_shorter_or_broke_is_damage(chain, object_store, run_name):
+    links = grown(chain, run_name, 3)
+    object_store.delete(links[3].key)
+    with pytest.raises(Damaged, match="got shorter"):
+        chain.tail(2, after=2)
+    object_store.put(links[3].key, following(links[1]).model_copy(update={"round": 2}).to_bytes())
+    with pytest.raises(Damaged, match="breaks at"):
+        chain.tail(2)
+    with pytest.raises(Damaged, match="breaks at"):
+        chain.tail(2, after=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from rolloutpipe_core.config.models import ScheduleConfig
 
@@ -70,21 +71,13 @@ def admissible(
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """A group as updates see it: its place, and what it adds to a micro-batch."""
-
-    index: int  # submission order
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrainerView:
-    """What the trainer's next step depends on."""
+    """What the trainer's next step depends on. Groups are told by their submission order."""
 
-    ready: tuple[ReadyGroup, ...]  # fetched and past the gate, in order of completion
+    ready: tuple[int, ...]  # fetched and past the gate, in order of completion
     accumulated: int  # groups already in the present update
     drained: bool  # no more groups of this round are on their way
-    arriving: tuple[ReadyGroup, ...] = ()  # announced, not ready: they wait to be fetched, or are just being verified
+    arriving: tuple[int, ...] = ()  # announced, not ready: they wait to be fetched, or are just being verified
     outstanding: frozenset[int] = frozenset()
     """Submission orders neither ended nor consumed, ready ones included (only for `order: submission`)."""
 
@@ -120,10 +113,13 @@ class Finish:
 Action = Take | Step | Wait | Finish
 
 
-def next_action(view: TrainerView, schedule: ScheduleConfig, microbatch_tokens: int) -> Action:
-    """What the trainer does next, under any schedule, contract and order."""
-    wanted = schedule.groups_per_update
-    missing = wanted - view.accumulated
+def next_action(view: TrainerView, schedule: ScheduleConfig) -> Action:
+    """What the trainer does next, under any schedule, contract and order.
+
+    It takes all that is ready and the update lacks: the trainer is busy either way, and the more samples it has at
+    hand, the less its micro-batches pad.
+    """
+    missing = schedule.groups_per_update - view.accumulated
     if missing == 0:
         return Step()
     line = _in_order(view, schedule)
@@ -132,45 +128,22 @@ def next_action(view: TrainerView, schedule: ScheduleConfig, microbatch_tokens: 
         return Step() if view.accumulated else Finish()
     if schedule.kind == "serial" and not view.drained:
         return Wait(f"the round to drain ({len(view.ready)} groups are ready)")
-    if schedule.kind == "stream":
-        batch = feasible_batch(line[:missing], microbatch_tokens)
-        least = min(schedule.stream_min_groups, missing)
-        if len(line) >= least or (no_more and line):
-            return Take(batch)
-        return Wait(_lacking(view, schedule, least))
-    if len(line) >= missing or no_more:
-        return Take(tuple(group.index for group in line[:missing]))
-    return Wait(_lacking(view, schedule, missing))
+    least = min(schedule.stream_min_groups, missing) if schedule.kind == "stream" else missing
+    if len(line) >= least or no_more:
+        return Take(tuple(line[:missing]))
+    return Wait(_lacking(view, schedule, least))
 
 
-def feasible_batch(line: Sequence[ReadyGroup], budget: int) -> tuple[int, ...]:
-    """The largest prefix of whole groups within the token budget; a group over it goes alone (paper, CGP)."""
-    taken: list[int] = []
-    for group in line:
-        budget -= group.tokens
-        if taken and budget < 0:
-            break
-        taken.append(group.index)
-    return tuple(taken)
-
-
-def _in_order(view: TrainerView, schedule: ScheduleConfig) -> list[ReadyGroup]:
+def _in_order(view: TrainerView, schedule: ScheduleConfig) -> list[int]:
     if schedule.kind == "serial" or schedule.order == "submission":
-        ready = {group.index: group for group in view.ready}
         # Serial, as Slime does: once the round is drained all are known, and go sorted by index.
-        known = ready.keys() | {group.index for group in view.arriving}
-        line = []
-        for index in sorted(view.outstanding if schedule.order == "submission" else known):
-            if index not in ready:
-                break
-            line.append(ready[index])
-        return line
+        known = view.outstanding if schedule.order == "submission" else {*view.ready, *view.arriving}
+        return list(takewhile(set(view.ready).__contains__, sorted(known)))
     return list(view.ready)
 
 
 def _lacking(view: TrainerView, schedule: ScheduleConfig, least: int) -> str:
     reason = f"{least} ready groups ({len(view.ready)} are ready, {len(view.arriving)} arriving)"
-    ready = {group.index for group in view.ready}
-    if schedule.order == "submission" and view.outstanding and min(view.outstanding) not in ready:
+    if schedule.order == "submission" and view.outstanding and min(view.outstanding) not in view.ready:
         reason += f"; group {min(view.outstanding)} heads the line"
     return reason

@@ -23,7 +23,7 @@ from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.records import parse_reference
 from rolloutpipe_core.ledger.trainer import TrainerLedger
-from rolloutpipe_core.schedule import Action, Finish, ReadyGroup, Step, Take, TrainerView, Wait, next_action
+from rolloutpipe_core.schedule import Action, Finish, Step, Take, TrainerView, Wait, next_action
 from rolloutpipe_core.store.objects import ObjectStore
 
 from .intake import Intake, RoundFacts, fetch_group
@@ -128,7 +128,7 @@ class RoundTraining:
                     return None
 
     def _next(self, view: TrainerView) -> Action:
-        return next_action(view, self.config.schedule, self.config.trainer.microbatch_tokens)
+        return next_action(view, self.config.schedule)
 
     def _view(self, accumulated: int) -> TrainerView:
         gathered = self.intake.collect()
@@ -136,10 +136,10 @@ class RoundTraining:
         self._ready = {ready.ref.index: ready for ready in gathered.ready}
         announced = {*self._ready, *(ref.index for ref in gathered.arriving)}
         return TrainerView(
-            ready=tuple(ReadyGroup(index, ready.ref.tokens) for index, ready in self._ready.items()),
+            ready=tuple(self._ready),
             accumulated=accumulated,
             drained=gathered.drained >= self._generation,
-            arriving=tuple(ReadyGroup(ref.index, ref.tokens) for ref in gathered.arriving),
+            arriving=tuple(ref.index for ref in gathered.arriving),
             outstanding=self._outstanding(announced) if self.config.schedule.order == "submission" else frozenset(),
         )
 

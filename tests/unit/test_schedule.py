@@ -9,13 +9,11 @@ from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.schedule import (
     AdmissionPolicy,
     Finish,
-    ReadyGroup,
     Step,
     Take,
     TrainerView,
     Wait,
     admissible,
-    feasible_batch,
     next_action,
 )
 
@@ -132,74 +130,65 @@ def view(
     arriving: tuple[int, ...] = (),
     outstanding: set[int] | None = None,
 ) -> TrainerView:
-    line, coming = (tuple(ReadyGroup(index, tokens=100) for index in indices) for indices in (ready, arriving))
-    return TrainerView(line, accumulated, drained, coming, frozenset(outstanding or set(ready)))
+    return TrainerView(tuple(ready), accumulated, drained, arriving, frozenset(outstanding or set(ready)))
 
 
 def test_serial_waits_for_the_drain_then_goes_by_index() -> None:
     serial = schedule(kind="serial")
-    assert isinstance(next_action(view([3, 1, 0]), serial, 1000), Wait)
-    assert next_action(view([3, 1, 0], drained=True), serial, 1000) == Take((0, 1))
+    assert isinstance(next_action(view([3, 1, 0]), serial), Wait)
+    assert next_action(view([3, 1, 0], drained=True), serial) == Take((0, 1))
 
 
 def test_serial_reads_a_drained_round_piece_by_piece_and_keeps_to_the_index() -> None:
     serial = schedule(kind="serial")
-    assert next_action(view([3, 1, 0], drained=True, arriving=(2,)), serial, 1000) == Take((0, 1))
-    assert isinstance(next_action(view([3, 2, 0], drained=True, arriving=(1,)), serial, 1000), Wait)
-    assert isinstance(next_action(view([0, 1], arriving=(2,)), serial, 1000), Wait), "not drained"
+    assert next_action(view([3, 1, 0], drained=True, arriving=(2,)), serial) == Take((0, 1))
+    assert isinstance(next_action(view([3, 2, 0], drained=True, arriving=(1,)), serial), Wait)
+    assert isinstance(next_action(view([0, 1], arriving=(2,)), serial), Wait), "not drained"
 
 
 def test_a_view_as_it_would_be_if_fetching_took_no_time() -> None:
     cgp = schedule(kind="cgp")
     fetching = view([5], arriving=(2,))
-    assert isinstance(next_action(fetching, cgp, 1000), Wait)
-    assert next_action(fetching.all_ready(), cgp, 1000) == Take((5, 2))
+    assert isinstance(next_action(fetching, cgp), Wait)
+    assert next_action(fetching.all_ready(), cgp) == Take((5, 2))
 
 
 def test_cgp_starts_at_u_ready_groups_in_order_of_completion() -> None:
     cgp = schedule(kind="cgp")
-    assert next_action(view([5]), cgp, 1000) == Wait("2 ready groups (1 are ready, 0 arriving)")
-    assert next_action(view([5, 2, 0]), cgp, 1000) == Take((5, 2))
-    assert next_action(view([0], accumulated=2), cgp, 1000) == Step()
+    assert next_action(view([5]), cgp) == Wait("2 ready groups (1 are ready, 0 arriving)")
+    assert next_action(view([5, 2, 0]), cgp) == Take((5, 2))
+    assert next_action(view([0], accumulated=2), cgp) == Step()
 
 
 def test_the_last_update_may_be_partial() -> None:
     cgp = schedule(kind="cgp")
-    assert next_action(view([4], drained=True), cgp, 1000) == Take((4,))
-    assert next_action(view([], accumulated=1, drained=True), cgp, 1000) == Step()
-    assert next_action(view([], drained=True), cgp, 1000) == Finish()
-    assert isinstance(next_action(view([], drained=True, arriving=(2,)), cgp, 1000), Wait)
+    assert next_action(view([4], drained=True), cgp) == Take((4,))
+    assert next_action(view([], accumulated=1, drained=True), cgp) == Step()
+    assert next_action(view([], drained=True), cgp) == Finish()
+    assert isinstance(next_action(view([], drained=True, arriving=(2,)), cgp), Wait)
 
 
-def test_stream_takes_what_fits_the_micro_batch_and_steps_at_u() -> None:
+def test_stream_takes_all_that_is_ready_and_steps_at_u() -> None:
     stream = schedule(kind="stream", update_batch_size=16)
-    assert next_action(view([3]), stream, 1000) == Take((3,))
-    assert next_action(view([3, 1, 2]), stream, 250) == Take((3, 1))
-    assert next_action(view([3, 1, 2], accumulated=3), stream, 1000) == Take((3,)), "only one is missing"
-    assert next_action(view([3], accumulated=4), stream, 1000) == Step()
+    assert next_action(view([3]), stream) == Take((3,))
+    assert next_action(view([3, 1, 2]), stream) == Take((3, 1, 2))
+    assert next_action(view([3, 1, 2], accumulated=3), stream) == Take((3,)), "only one is missing"
+    assert next_action(view([3], accumulated=4), stream) == Step()
 
 
 def test_stream_min_groups_gives_way_when_fewer_are_missing_or_left() -> None:
     stream = schedule(kind="stream", update_batch_size=16, stream_min_groups=2)
-    assert isinstance(next_action(view([3]), stream, 1000), Wait)
-    assert next_action(view([3], accumulated=3), stream, 1000) == Take((3,))
-    assert next_action(view([3], drained=True), stream, 1000) == Take((3,))
+    assert isinstance(next_action(view([3]), stream), Wait)
+    assert next_action(view([3], accumulated=3), stream) == Take((3,))
+    assert next_action(view([3], drained=True), stream) == Take((3,))
 
 
 def test_submission_order_waits_for_the_head_and_skips_ended_groups() -> None:
     cgp = schedule(kind="cgp", order="submission")
-    waiting = next_action(view([1, 2], outstanding={0, 1, 2, 3}), cgp, 1000)
+    waiting = next_action(view([1, 2], outstanding={0, 1, 2, 3}), cgp)
     assert waiting == Wait("2 ready groups (2 are ready, 0 arriving); group 0 heads the line")
-    assert next_action(view([1, 2], outstanding={1, 2, 3}), cgp, 1000) == Take((1, 2)), "group 0 has ended"
-    assert isinstance(next_action(view([1, 3], outstanding={1, 2, 3}), cgp, 1000), Wait)
-
-
-def test_feasible_batch_is_the_largest_prefix_and_never_empty() -> None:
-    line = [ReadyGroup(7, 60), ReadyGroup(3, 50), ReadyGroup(1, 10)]
-    assert feasible_batch(line, 110) == (7, 3)
-    assert feasible_batch(line, 109) == (7,)
-    assert feasible_batch(line, 5) == (7,), "a group over the budget goes alone"
-    assert feasible_batch([], 5) == ()
+    assert next_action(view([1, 2], outstanding={1, 2, 3}), cgp) == Take((1, 2)), "group 0 has ended"
+    assert isinstance(next_action(view([1, 3], outstanding={1, 2, 3}), cgp), Wait)
 
 
 @given(
@@ -218,9 +207,7 @@ def test_every_group_is_in_one_update_of_u_groups_but_the_last(
     rng.shuffle(coming)
     outstanding, ready, updates, members = set(coming), list[int](), list[list[int]](), list[int]()
     while True:
-        action = next_action(
-            view(ready, len(members), drained=not coming, outstanding=outstanding), plan, microbatch_tokens=250
-        )
+        action = next_action(view(ready, len(members), drained=not coming, outstanding=outstanding), plan)
         match action:
             case Take(indices):
                 assert indices

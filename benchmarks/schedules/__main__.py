@@ -13,10 +13,10 @@ import json
 import os
 import platform
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,11 +24,25 @@ from rolloutpipe_core.cli.output import console
 from rolloutpipe_core.errors import BadInput, RolloutPipeError
 from rolloutpipe_core.local.servers import LocalServers
 
-from .plan import GROUPS, QUICK_GROUPS, REGIMES, SLOTS, Regime, cells
+from .loop import Loop
+from .measure import Bench, Inputs
+from .plan import GROUPS, QUICK_GROUPS, REGIMES, SLOTS, Cell, Regime, cells
 from .processes import Cores, ServiceStarter, fork_server
 from .records import Records
 from .show import render
 from .summary import summarise
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    regimes: list[Regime]
+    groups: int  # R
+    repeats: int
+    planned: list[Cell]
+    rows_file: Path | None
+    raw: Path | None
+    resume: bool
+    logs: Path | None
 
 
 def main(
@@ -38,20 +52,24 @@ def main(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --raw.")] = False,
     regime: Annotated[list[str] | None, typer.Option(help="Only this regime; may be repeated.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Runs of each row.", show_default="3")] = None,
-    logs: Annotated[Path | None, typer.Option(help="Keep the servers' and services' files in this folder.")] = None,
+    logs: Annotated[Path | None, typer.Option(help="Keep the services' logs in this folder.")] = None,
 ) -> None:
     """Measure the schedules side by side and against their floor."""
     try:
         if resume and raw is None:
             raise BadInput("nothing to go on with", given="--resume", expected="--raw FILE with it")
+        groups, regimes = QUICK_GROUPS if quick else GROUPS, _chosen(regime)
+        planned = cells(groups, [regime.name for regime in regimes], quick)
+        repeats = repeats or (1 if quick else 3)
+        options = Options(regimes, groups, repeats, planned, rows_file, raw, resume, logs)
         with tempfile.TemporaryDirectory(prefix="rolloutpipe-bench-") as folder:
-            failed = _measure(
-                logs or Path(folder), _chosen(regime), quick, repeats or (1 if quick else 3), rows_file, raw, resume
-            )
+            failures = _measure(options, Path(folder))
     except RolloutPipeError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from error
-    raise typer.Exit(1 if failed else 0)
+    for failure in failures:
+        typer.echo(f"failed: {failure}", err=True)
+    raise typer.Exit(1 if failures else 0)
 
 
 def _chosen(names: list[str] | None) -> list[Regime]:
@@ -61,21 +79,33 @@ def _chosen(names: list[str] | None) -> list[Regime]:
     return [regime for regime in REGIMES if not names or regime.name in names]
 
 
-def _measure(
-    folder: Path,
-    regimes: list[Regime],
-    quick: bool,
-    repeats: int,
-    rows_file: Path | None,
-    raw: Path | None,
-    resume: bool,
-) -> bool:
-    """Returns whether a run failed."""
+def _measure(options: Options, folder: Path) -> list[str]:
+    """Measure and print the table, also when interrupted; returns what failed."""
     cores, context = Cores.choose(os.sched_getaffinity(0)), fork_server()
     os.sched_setaffinity(0, {cores.servers})  # and so the servers, which inherit it
-    groups = QUICK_GROUPS if quick else GROUPS
-    planned = cells(groups, [regime.name for regime in regimes], quick)
-    setting = {
+    setting = _setting(options.groups, cores)
+    resumed = options.raw if options.resume else None
+    records = Records.resume(setting, resumed) if resumed else Records.begin(setting, options.raw)
+    logs = (options.logs or folder / "logs").resolve()
+    console().print(f"{options.groups} groups of 8 samples, {SLOTS} slots; {cores.told}", highlight=False)
+    inputs = {regime.name: _inputs(regime, options.groups, folder) for regime in options.regimes}
+    with LocalServers.start(folder, die_with_parent=True) as servers:
+        bench = Bench(servers.connections, ServiceStarter(context, folder, logs, cores), inputs, options.groups)
+        loop = Loop(
+            bench, records, options.regimes, options.planned, options.repeats, _tell, lambda: _write(options, records)
+        )
+        try:
+            loop.run()
+        finally:
+            rows = summarise(options.planned, records.measured, records.floors)
+            title = f"one round, medians of {options.repeats} (least to most); {cores.told}"
+            console().print(render(rows, title))
+    return loop.failures
+
+
+def _setting(groups: int, cores: Cores) -> dict[str, Any]:
+    """What runs must have in common to be compared."""
+    return {
         "groups_per_round": groups,
         "slots": SLOTS,
         "regimes": {regime.name: asdict(regime) for regime in REGIMES},
@@ -83,37 +113,24 @@ def _measure(
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "torch": version("torch"),
     }
-    records = Records.resume(setting, raw) if resume and raw else Records.begin(setting, raw)
 
-    def write() -> None:
-        if rows_file is not None:
-            rows = [row.facts() for row in summarise(planned, records.measured, records.floors)]
-            part = rows_file.with_name(rows_file.name + ".part")
-            part.write_text(json.dumps(rows, indent=1) + "\n")
-            part.replace(rows_file)
 
-    # Imported behind `--help` and bad input: they import torch.
-    from .loop import Loop
-    from .measure import Bench
-    from .model import write_model
+def _inputs(regime: Regime, groups: int, folder: Path) -> Inputs:
+    from .model import write_model, write_prompts  # imports torch: not for `--help`
 
-    folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    console().print(f"{groups} groups of 8 samples, {SLOTS} slots; {cores.told}", highlight=False)
-    models = {regime.name: folder / "models" / regime.name for regime in regimes}
-    for regime in regimes:
-        write_model(regime.shape, 2048, models[regime.name])
-    with LocalServers.start(folder, die_with_parent=True) as servers:
-        bench = Bench(servers.connections, ServiceStarter(context, folder, cores), models, groups)
-        loop = Loop(bench, records, regimes, planned, repeats, _tell, write)
-        try:
-            loop.run()
-        finally:
-            rows = summarise(planned, records.measured, records.floors)
-            console().print(render(rows, f"one round, medians of {repeats} (least to most); {cores.told}"))
-    for failure in loop.failures:
-        typer.echo(f"failed: {failure}", err=True)
-    return bool(loop.failures)
+    inputs = Inputs(folder / regime.name, folder / f"{regime.name}.jsonl")
+    write_model(regime.shape, regime.prompt_tokens + regime.max_new_tokens, inputs.model)
+    write_prompts(regime.prompt_tokens, groups, inputs.prompts)
+    return inputs
+
+
+def _write(options: Options, records: Records) -> None:
+    """The rows so far, in one piece or not at all."""
+    if options.rows_file is not None:
+        rows = [row.facts() for row in summarise(options.planned, records.measured, records.floors)]
+        part = options.rows_file.with_name(options.rows_file.name + ".part")
+        part.write_text(json.dumps(rows, indent=1) + "\n")
+        part.replace(options.rows_file)
 
 
 def _tell(line: str) -> None:

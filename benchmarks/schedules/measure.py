@@ -34,6 +34,7 @@ POLL_S = 0.1
 LOAD_DEADLINE_S = 60.0
 ROUND_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 20.0
+KEEP_LOGS = "run it again with --logs FOLDER"
 DRAINED = {RoundState.DRAINED, RoundState.TRAINED, RoundState.COMMITTED, RoundState.PUBLISHED}
 
 
@@ -42,12 +43,20 @@ class CellFailed(RolloutPipeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a regime's runs start from."""
+
+    model: Path
+    prompts: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """Measures in one folder with its servers."""
 
     connections: Connections
     starter: ServiceStarter
-    models: dict[str, Path]  # by regime
+    inputs: dict[str, Inputs]  # by regime
     groups: int  # R
 
     def cell(self, regime: Regime, cell: Cell, repeat: int) -> Measured:
@@ -102,20 +111,20 @@ class Run:
         self.cell = cell
         self.name = name
         self._starter = bench.starter
-        self._logs = bench.starter.folder / "logs" / name
         self._file = bench.starter.folder / f"{regime.name}.json"
         self._overrides = overrides(cell, name)
-        model = bench.models[regime.name]
-        self._file.write_text(json.dumps(configuration(regime, str(model), bench.groups), indent=1))
+        inputs = bench.inputs[regime.name]
+        settings = configuration(regime, str(inputs.model), str(inputs.prompts), bench.groups)
+        self._file.write_text(json.dumps(settings, indent=1))
         config = load_config(self._file, self._overrides)
         self._store = ObjectStore(bench.connections.s3.client(), config.bucket)
         self._store.ensure_bucket()
-        prepare_run(config, model, load_prompts(config.data).fingerprint, self._store)
+        prepare_run(config, inputs.model, load_prompts(config.data).fingerprint, self._store)
         self._reader = LedgerReader(bench.connections.redis.client(), name)
         self._processes: list[BaseProcess] = []
 
     def start(self, role: str) -> BaseProcess:
-        process = self._starter.start(role, self._file, self._overrides, self._logs / f"{role}.log")
+        process = self._starter.start(role, self.name, self._file, self._overrides)
         self._processes.append(process)
         return process
 
@@ -135,7 +144,7 @@ class Run:
                 if process.exitcode:
                     raise self._failed(process)
             if time.monotonic() > end:
-                raise CellFailed(f"run {self.name}: waited {deadline_s:g} s for {what}", remedy=f"see {self._logs}")
+                raise CellFailed(f"run {self.name}: waited {deadline_s:g} s for {what}", remedy=KEEP_LOGS)
             time.sleep(POLL_S)
 
     def finish(self) -> None:
@@ -163,10 +172,10 @@ class Run:
         self._store.delete_many([info.key for info in self._store.list(f"runs/{self.name}/")])
 
     def _failed(self, process: BaseProcess) -> CellFailed:
-        log = self._logs / f"{process.name}.log"
+        log = self._starter.log(self.name, process.name)
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return CellFailed(
             f"{process.name} of run {self.name} exited with {process.exitcode}",
             given=lines[-1] if lines else "nothing in its log",
-            remedy=f"see {log}",
+            remedy=KEEP_LOGS,
         )

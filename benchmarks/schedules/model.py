@@ -1,7 +1,10 @@
-"""Models with random weights, of a shape that makes a regime."""
+"""Models with random weights, of a shape that makes a regime, and prompts of one length."""
 
 from __future__ import annotations
 
+import json
+import random
+import string
 from pathlib import Path
 
 import torch
@@ -39,3 +42,12 @@ def write_model(shape: Shape, max_positions: int, folder: Path, seed: int = 1) -
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_prompts(tokens: int, rows: int, file: Path, seed: int = 1) -> None:
+    """Write JSONL rows with a question of so many random letters (one id each) and a letter for an answer."""
+    draw = random.Random(seed)
+    with file.open("w") as lines:
+        for _ in range(rows):
+            question = "".join(draw.choices(string.ascii_letters, k=tokens))
+            lines.write(json.dumps({"question": question, "answer": draw.choice(string.ascii_uppercase)}) + "\n")

@@ -68,16 +68,21 @@ class ServiceStarter:
 
     context: ForkServerContext
     folder: Path
+    logs: Path
     cores: Cores
 
-    def start(self, role: str, config: Path, overrides: list[str], log: Path) -> BaseProcess:
-        """A running service of this role; its output goes to `log`."""
+    def log(self, run: str, role: str) -> Path:
+        return self.logs / run / f"{role}.log"
+
+    def start(self, role: str, run: str, config: Path, overrides: list[str]) -> BaseProcess:
+        """A running service of this role, for this run."""
         sets = [part for override in overrides for part in ("--set", override)]
         arguments = [str(config.resolve()), *sets, "--name", role]
         core = self.cores.rollout if role == "rollout" else self.cores.trainer
+        log = self.log(run, role)
         log.parent.mkdir(parents=True, exist_ok=True)
         process = self.context.Process(
-            target=_serve, args=(role, arguments, str(self.folder), core, str(log.resolve())), name=role
+            target=_serve, args=(role, arguments, str(self.folder), core, str(log)), name=role
         )
         process.start()
         return process

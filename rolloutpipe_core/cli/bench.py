@@ -1,4 +1,4 @@
-"""`bench engine`, `bench schedules`."""
+"""`bench engine`, `bench schedules`, `bench handoff`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def engine(context: typer.Context) -> None:
 def schedules(context: typer.Context) -> None:
     """Measure the schedules side by side and against their floor; `-- --help` lists what the benchmark takes."""
     _become("rolloutpipe_benchmarks.schedules", context)
+
+
+@app.command(context_settings=PASSED_ON)
+def handoff(context: typer.Context) -> None:
+    """Measure the hand-over of groups, and the readers of a long ledger; `-- --help` lists what the benchmark takes."""
+    _become("rolloutpipe_benchmarks.handoff", context)
 
 
 def _become(module: str, context: typer.Context) -> None:

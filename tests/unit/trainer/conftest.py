@@ -140,8 +140,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def make_trainer(make_model: ModelMaker) -> TrainerMaker:
-    """`make_trainer(folder, dtype=..., temperature=..., deterministic=..., and any field of LossConfig, OptimizerConfig,
-    TrainerConfig)`.
+    """`make_trainer(folder, dtype=..., temperature=..., deterministic=..., field=...)`.
+
+    A field is any of LossConfig, OptimizerConfig and TrainerConfig.
 
     `dtype="float64"` is for tests alone, which is why it goes around the configuration's validation.
     """

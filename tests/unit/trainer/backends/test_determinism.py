@@ -89,14 +89,14 @@ def test_a_pass_that_differs_in_one_step_is_refused(make_trainer):
         if len(calls) == 2:
             trainer._gradients.totals[-1].view(-1)[0] += 1
 
-    with pytest.raises(BadInput, match="not bit-equal here.*1 threads.*deterministic: false"):
+    with pytest.raises(BadInput, match=r"not bit-equal here.*1 threads.*deterministic: false"):
         check_order_free(accumulate, trainer._gradients.totals, vocabulary=32)
 
 
 def test_several_threads_are_refused(make_trainer):
     torch.set_num_threads(2)
     try:
-        with pytest.raises(BadInput, match="2 threads.*use one torch thread"):
+        with pytest.raises(BadInput, match=r"2 threads.*use one torch thread"):
             make_trainer(deterministic=True)
     finally:
         torch.set_num_threads(1)

@@ -92,12 +92,12 @@ class LedgerArchivist:
 
     def _archive_part(self, part: Sequence[Entry]) -> None:
         self._archive.put(part)
+        bucket, round = self._archive.store.bucket, part[-1][1]["round"]
         for start in range(0, len(part), CHUNK):
             chunk = part[start : start + CHUNK]
-            whole = part[-1][1]["round"] if start + CHUNK >= len(part) else ""
-            facts = [self._archive.store.bucket, chunk[-1][0], len(chunk), entries_sha1(chunk), whole]
-            self._client.call("trim_ledger", [self._keys.run, self._keys.ledger], [*self._token, *facts])
-        log.info("archived %d events of the ledger, up to round %s", len(part), part[-1][1]["round"])
+            args = [*self._token, bucket, chunk[-1][0], len(chunk), entries_sha1(chunk), round]
+            self._client.call("trim_ledger", [self._keys.run, self._keys.ledger], args)
+        log.info("archived %d events of the ledger, up to round %s", len(part), round)
 
     def _forget(self, last_round: int) -> None:
         """Delete the keys of archived rounds, oldest first, each round's own keys last."""

@@ -112,27 +112,29 @@ class LedgerReader:
 
     def stream(self, after: str = BEGINNING) -> Iterator[Entry]:
         """The entries behind `after` that the ledger's stream still holds, oldest first, page by page."""
-        while page := self._page(after)[1]:
+        while page := self._page(after)[2]:
             yield from page
             after = page[-1][0]
 
     def _history(self, position: str, rounds: Collection[int] | None) -> Iterator[Entry]:
         while True:
-            archived_to, page = self._page(position)
+            archived_to, bucket, page = self._page(position)
             if place(archived_to) > place(position):
                 # Also when it was trimmed while we read: the page then begins behind a gap.
-                position = yield from self._archived(position, archived_to, rounds)
+                position = yield from self._archived(bucket, position, archived_to, rounds)
             elif page:
                 yield from page
                 position = page[-1][0]
             else:
                 return
 
-    def _archived(self, position: str, archived_to: str, rounds: Collection[int] | None) -> Generator[Entry, None, str]:
+    def _archived(
+        self, bucket: str, position: str, archived_to: str, rounds: Collection[int] | None
+    ) -> Generator[Entry, None, str]:
         """What the archive holds behind `position`; returns where it ends."""
         from rolloutpipe_core.ledger.archive import Archive  # here, because pyarrow takes its time to load
 
-        archive = Archive(self._open_store(self.run_state()["archive_bucket"]), self.keys.name)
+        archive = Archive(self._open_store(bucket), self.keys.name)
         parts = [part for part in archive.parts() if place(part.last) > place(position)]
         end = max((part.last for part in parts), key=place, default=BEGINNING)
         if place(end) < place(archived_to):
@@ -146,15 +148,15 @@ class LedgerReader:
                 yield entry
         return end
 
-    def _page(self, after: str) -> tuple[str, list[Entry]]:
-        """(stream id up to which the archive holds all, a page of the stream behind `after`), of one instant."""
+    def _page(self, after: str) -> tuple[str, str, list[Entry]]:
+        """(id up to which all is archived, in which bucket, a page of the stream behind `after`), of one instant."""
 
-        def read() -> tuple[str, list[Entry]]:
+        def read() -> tuple[str, str, list[Entry]]:
             pipe = self._redis.pipeline(transaction=True)
-            pipe.hget(self.keys.run, "archived_to")
+            pipe.hmget(self.keys.run, "archived_to", "archive_bucket")
             pipe.xrange(self.keys.ledger, f"({after}", "+", PAGE)
-            archived_to, page = pipe.execute()
-            return archived_to or BEGINNING, page
+            (archived_to, bucket), page = pipe.execute()
+            return archived_to or BEGINNING, bucket or "", page
 
         return self._client.patiently(read, "XRANGE of the ledger")
 

@@ -176,9 +176,9 @@ def test_only_what_was_archived_is_trimmed(run: Archived) -> None:
         [last, 20, entries_sha1(other)],
     ):
         with pytest.raises(LedgerRefused, match="is not what was archived"):
-            run.hand.client.call("trim_ledger", keys, [*token, *facts, ""])
+            run.hand.client.call("trim_ledger", keys, [*token, *facts, 0])
     for _ in range(2):
-        run.hand.client.call("trim_ledger", keys, [*token, last, 20, entries_sha1(part), ""])
+        run.hand.client.call("trim_ledger", keys, [*token, last, 20, entries_sha1(part), 0])
         assert list(run.reader.stream()) == stream[20:]
 
 
@@ -190,6 +190,19 @@ def test_a_round_that_is_not_archived_is_not_forgotten(run: Archived) -> None:
         with pytest.raises(LedgerRefused, match=why):
             args = [run.trainer.epoch.number, run.trainer.epoch.nonce, round, 1]
             run.hand.client.call("forget", run.keys.of_round(round), args)
+
+
+def test_a_round_in_the_middle_of_a_trim(run: Archived, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first events are trimmed already, so whoever asks for it alone must look into the archive."""
+    monkeypatch.setattr(archivist_module, "CHUNK", 30)
+    before = run.publish_rounds(3)
+    dying = TrainerLedger(Dying(run.redis, run.keys.name, 2, done=True), run.trainer.epoch)
+    with pytest.raises(RedisUnavailable):
+        run.archivist(dying, least=START + 2 * ROUND).tend(2)
+    assert run.reader.events_kept() == len(before) - 60, "it died in round 1"
+    for round in range(3):
+        of_round = [event for event in before if getattr(event, "round", None) == round]
+        assert list(run.reader.events(rounds={round})) == of_round
 
 
 @pytest.mark.parametrize("read", [1, 40, START + 2 * ROUND + 5])

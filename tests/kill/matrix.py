@@ -36,7 +36,7 @@ from .history import Evidence, History, Link, check
 from .plan import POINTS, VARIANTS, RunPlan, config_of, plan_missed, plan_runs
 from .stage import BUCKET, ROOT, Stage
 
-DEADLINE_S = 150.0
+DEADLINE_S = 300.0
 """Of one run: several times what a loaded machine needs."""
 TOP_UPS, MOST_TOP_UPS = 10_000, 8
 """Number of the first run that makes good what others missed, and how many a lane plays."""
@@ -55,6 +55,7 @@ class Report:
     missed: list[str] = field(default_factory=list)
     seconds: float = 0.0
     bit_equal: bool | None = None  # None: not compared
+    final: str = ""  # manifest sha256 of the last version
     faults: list[str] = field(default_factory=list)
     folder: str = ""
 
@@ -95,6 +96,7 @@ class Lane:
         evidence = self._play(plan.variant, run, plan.deeds, report)
         if evidence is not None and VARIANTS[plan.variant].bit_equal:
             report.bit_equal = _versions(evidence) == _versions(self._undisturbed[plan.variant])
+            report.final = _versions(evidence)[-1][1]
             if not report.bit_equal:
                 report.faults.append("the weights are not those of the undisturbed run")
         if evidence is not None and not report.faults:
@@ -218,6 +220,7 @@ def summary(seed: int, reports: list[dict[str, Any]], seconds: float, crashed: l
     """What the matrix has shown, for a file."""
     kills = [kill for report in reports for kill in report["kills"]]
     by_point = Counter(kill["point"] for kill in kills if kill["point"])
+    finals = {(report["variant"], report["final"]) for report in reports if report["final"]}
     compared = [report["bit_equal"] for report in reports if report["bit_equal"] is not None]
     return {
         "seed": seed,
@@ -232,6 +235,9 @@ def summary(seed: int, reports: list[dict[str, Any]], seconds: float, crashed: l
         "missed": sum(len(report["missed"]) for report in reports),
         "weights_compared": len(compared),
         "weights_bit_equal": sum(compared),
+        "final_weights": {
+            variant: sorted(sha for name, sha in finals if name == variant) for variant, _ in sorted(finals)
+        },
         "violations": crashed + [f"{_name(report)}: {fault}" for report in reports for fault in report["faults"]],
         "kept": [report["folder"] for report in reports if report["folder"]],
     }
@@ -257,6 +263,7 @@ def table(result: dict[str, Any]) -> str:
     pairs = [f"{point} {count}" for point, count in result["by_point"].items()]
     lines += ["  " + "  ".join(f"{pair:24}" for pair in pairs[at : at + 4]) for at in range(0, len(pairs), 4)]
     lines.append(f"weights bit-equal in {result['weights_bit_equal']} of {result['weights_compared']} compared runs")
+    lines += [f"  {variant:10} {', '.join(shas)}" for variant, shas in result["final_weights"].items()]
     lines.append(f"violations: {len(result['violations'])}")
     lines += [f"  {violation}" for violation in result["violations"]]
     lines += [f"  kept: {folder}" for folder in result["kept"]]

@@ -55,11 +55,10 @@ VARIANTS = {
         {**SIZES, "kind": "cgp+fgd", "frontier_mode": "hard", "update_batch_size": 8}, bit_equal=False
     ),
     "drop": Variant({**DROP, "max_unusable_fraction": 1.0}),
-    # Old enough rounds to archive, retire, delete and forget: that takes some seconds.
     "keeping": Variant(
         {
             **SIZES,
-            "rounds": 16,
+            "rounds": 12,
             "kind": "stream",
             "contract": "strict",
             "groups_per_round": 2,
@@ -87,7 +86,12 @@ class Recipe:
 
 
 LEASE_RUNS_OUT = (Deed("stop", "self", 2 * LEASE_S, "admit/after", 2),)
-TRIM_CUT_OFF = (Deed("kill", "self", 0, "trim_ledger/before", 1),)
+# Events are archived, and sets deleted, when they are five seconds old.
+GROWS_OLD = (Deed("stop", "self", 6.0, "seal/before", 7),)
+TRIM_CUT_OFF = (
+    *GROWS_OLD,
+    Deed("kill", "self", 0, "trim_ledger/before", 1),
+)
 DAMAGE_ANNOUNCED = (Deed("damage", "self", 0, "announce/before", 2),)
 DAMAGE_ASSIGNED = (Deed("spoil", "self", 0, "assign/after", 1),)
 
@@ -96,16 +100,16 @@ RECIPES = {
     "admit": Recipe(10),
     "adopt_archive": Recipe(1, KEEPING, TRIM_CUT_OFF),
     "announce": Recipe(10, TRAINING),
-    "archive-part": Recipe(1, KEEPING),
+    "archive-part": Recipe(1, KEEPING, GROWS_OLD),
     "assign": Recipe(10, TRAINING),
     "beat": Recipe(40),
     "checkpoint-file": Recipe(6, TRAINING),
     "checkpoint-manifest": Recipe(3, TRAINING),
     "commit": Recipe(3),
     "config": Recipe(3),
-    "deletion": Recipe(1, KEEPING),
+    "deletion": Recipe(1, KEEPING, GROWS_OLD),
     "filtered": Recipe(2, DROPPING),
-    "forget": Recipe(1, KEEPING),
+    "forget": Recipe(1, KEEPING, GROWS_OLD),
     "genesis": Recipe(1),
     "group": Recipe(10, TRAINING),
     "housekept": Recipe(1),
@@ -120,13 +124,13 @@ RECIPES = {
     "retire": Recipe(1),
     "seal": Recipe(3, TRAINING),
     "serving_complete": Recipe(10),
-    "settle": Recipe(1, KEEPING),
+    "settle": Recipe(1, KEEPING, GROWS_OLD),
     "stepped": Recipe(3, TRAINING),
     "stop": Recipe(1, ("stopping",)),
     "take_role": Recipe(1),
     "tidy": Recipe(1),
     "trained": Recipe(3),
-    "trim_ledger": Recipe(1, KEEPING),
+    "trim_ledger": Recipe(1, KEEPING, GROWS_OLD),
     "unassign": Recipe(1, TRAINING, DAMAGE_ASSIGNED),
     "weights-file": Recipe(12, TRAINING),
     "weights-manifest": Recipe(3, TRAINING),
@@ -204,10 +208,11 @@ def _runs(dice: random.Random) -> Iterator[tuple[str, tuple[Deed, ...]]]:
             recipe = RECIPES[point.split("/")[0]]
             variant = dice.choice(recipe.variants)
             deed = replace(next(at_points), point=point, nth=dice.randint(1, recipe.most))
-            taken = {(other.point, other.nth) for other in hands[variant]}
-            if taken.intersection((each.point, each.nth) for each in (*recipe.needs, deed)):
+            wanted = [*recipe.needs, deed]
+            taken = {(other.point, other.nth): other for other in hands[variant]}
+            if any(taken.get((each.point, each.nth), each) != each for each in wanted):
                 yield variant, _hand(dice, hands, variant, at_instants)
-            hands[variant] += [*recipe.needs, deed]
+            hands[variant] += [each for each in wanted if each not in hands[variant]]
             if len(hands[variant]) >= POINTS_A_RUN:
                 yield variant, _hand(dice, hands, variant, at_instants)
 

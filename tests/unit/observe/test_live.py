@@ -2,7 +2,9 @@ from io import StringIO
 
 from rich.console import Console
 
+from rolloutpipe_core.errors import StoreUnavailable
 from rolloutpipe_core.observe.live import Follower, watch
+from rolloutpipe_core.observe.timeline import Timelines
 
 
 class GrowingLedger:
@@ -37,3 +39,20 @@ def test_without_a_terminal_each_round_is_one_line(undisturbed):
     assert text.splitlines()[1].startswith("round 1: reward 0.500")
     assert "first" in text and "\x1b" not in text
     assert len(timelines.rounds()) == 2
+
+
+def test_a_server_that_is_away_is_borne(undisturbed):
+    class Failing(GrowingLedger):
+        looks = 0
+
+        def events(self, after="0-0"):
+            self.looks += 1
+            for place, event in enumerate(super().events(after)):
+                if self.looks == 1 and place == 20:
+                    raise StoreUnavailable("the store of the archive is away")
+                yield event
+
+    ledger = Failing(undisturbed.events, 30)
+    console = Console(file=StringIO(), width=140)
+    timelines = watch(ledger, console, lambda: not ledger.told, poll_s=0)
+    assert timelines.rounds() == Timelines(undisturbed.events).rounds()

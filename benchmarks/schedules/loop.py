@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rolloutpipe_core.errors import RolloutPipeError
@@ -30,18 +30,29 @@ class Loop:
     tell: Callable[[str], None]
     changed: Callable[[], None]  # called after each run: what was measured so far can be written
     failures: list[str] = field(default_factory=list)
+    _recorded: dict[tuple[str, int], Run] = field(default_factory=dict)  # by regime and U: waiting for their replay
     _done: int = 0
     _since: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
         """All repeats; what failed is in `failures` afterwards."""
-        for repeat in range(self.repeats):
-            for regime in self.regimes:
-                cells = [cell for cell in self.cells if cell.regime == regime.name]
-                for cell in rotated(cells, repeat * len(cells) // self.repeats):
-                    if not self.records.has(cell, repeat):
-                        self._cell(regime, cell, repeat)
-                self._floors(regime, repeat, sorted({cell.groups_per_update for cell in cells}))
+        try:
+            for repeat in range(self.repeats):
+                self._repeat(repeat)
+        finally:
+            for recorded in self._recorded.values():
+                recorded.close()
+
+    def _repeat(self, repeat: int) -> None:
+        for regime in self.regimes:
+            cells = [cell for cell in self.cells if cell.regime == regime.name]
+            for cell in rotated(cells, repeat * len(cells) // self.repeats):
+                if not self.records.has(cell, repeat):
+                    self._cell(regime, cell, repeat)
+            updates = sorted({cell.groups_per_update for cell in cells})
+            for place, update in enumerate(updates):
+                if not self.records.has_floor(regime.name, update, repeat):
+                    self._floor(regime, update, updates[(place + 1) % len(updates)], repeat)
 
     def _cell(self, regime: Regime, cell: Cell, repeat: int) -> None:
         with self._told(f"{cell.told}, repeat {repeat + 1}") as say:
@@ -53,23 +64,18 @@ class Loop:
                 f"trainer busy {metrics['trainer_busy_s']:.1f} s)"
             )
 
-    def _floors(self, regime: Regime, repeat: int, updates: Sequence[int]) -> None:
-        """A chain: each replay runs beside the rollout that records for the next one."""
-        missing = [update for update in updates if not self.records.has_floor(regime.name, update, repeat)]
-        recorded: Run | None = None
-        for place, update in enumerate(missing):
-            with self._told(f"{regime.name}, U={update}, floor, repeat {repeat + 1}") as say:
-                recorded = recorded or self.bench.record(
-                    regime, update, f"floor-{regime.name}-u{update}-r{repeat}-{place}"
-                )
-                following = missing[(place + 1) % len(missing)]
-                replayed, recorded = recorded, None
-                floor, recorded = self.bench.replay(regime, replayed, following, repeat, place)
-                self.records.add(floor)
-                say(f"{floor.floor_s:.1f} s (rollout {floor.rollout_s:.1f} s, training {floor.training_s:.1f} s)")
-        if recorded is not None:
-            with closing(recorded):
-                pass
+    def _floor(self, regime: Regime, update: int, following: int, repeat: int) -> None:
+        """One link of a chain: each replay runs beside the rollout that records for the next one."""
+        with self._told(f"{regime.name}, U={update}, floor, repeat {repeat + 1}") as say:
+            recorded = self._recorded.pop((regime.name, update), None) or self.bench.record(
+                regime, update, f"floor-{regime.name}-u{update}-r{repeat}"
+            )
+            next_name = f"floor-{regime.name}-u{following}-after-u{update}-r{repeat}"
+            floor, self._recorded[regime.name, following] = self.bench.replay(
+                regime, recorded, following, next_name, repeat
+            )
+            self.records.add(floor)
+            say(f"{floor.floor_s:.1f} s (rollout {floor.rollout_s:.1f} s, training {floor.training_s:.1f} s)")
 
     @contextmanager
     def _told(self, what: str) -> Iterator[Callable[[str], None]]:

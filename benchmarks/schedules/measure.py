@@ -31,7 +31,7 @@ from .processes import ServiceStarter
 from .summary import Floor, Measured
 
 POLL_S = 0.1
-LOAD_DEADLINE_S = 60.0
+LOAD_DEADLINE_S = 120.0
 ROUND_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 20.0
 KEEP_LOGS = "run it again with --logs FOLDER"
@@ -81,11 +81,11 @@ class Bench:
             raise
         return run
 
-    def replay(self, regime: Regime, recorded: Run, next_update: int, repeat: int, place: int) -> tuple[Floor, Run]:
+    def replay(self, regime: Regime, recorded: Run, next_update: int, next_name: str, repeat: int) -> tuple[Floor, Run]:
         """Train the recorded groups beside a rollout that records the next ones; closes `recorded`."""
         with closing(recorded):
             recorded.start("trainer")
-            following = self.record(regime, next_update, f"floor-{regime.name}-u{next_update}-r{repeat}-{place + 1}")
+            following = self.record(regime, next_update, next_name)
             try:
                 recorded.finish()
                 arrivals, durations = arrivals_s(following.timeline()), durations_s(recorded.timeline())

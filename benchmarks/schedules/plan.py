@@ -44,12 +44,12 @@ class Regime:
 
 
 REGIMES = (
-    Regime("rollout-bound", Shape(224, 32, 64, 10, 2, 1, 16), 32, 560),
-    Regime("balanced", Shape(320, 128, 384, 4, 4, 2, 32), 160, 800, {"loss": {"kl_coefficient": 0.01}}),
+    Regime("rollout-bound", Shape(352, 32, 64, 10, 2, 1, 16), 32, 880),
+    Regime("balanced", Shape(272, 128, 384, 4, 4, 2, 32), 160, 680),
     Regime(
         "trainer-bound",
         Shape(112, 128, 384, 4, 4, 2, 32),
-        320,
+        208,
         280,
         {"loss": {"kl_coefficient": 0.01}, "trainer": {"gradient_checkpointing": True}},
     ),
@@ -83,13 +83,15 @@ def cells(groups: int, regimes: Sequence[str], quick: bool) -> list[Cell]:
         Cell(regime, update, schedule, width)
         for regime in regimes
         for update in (2, groups)
-        for schedule, width in _schedules(sweep=(regime, update) == SWEPT and not quick)
+        for schedule, width in _schedules(sweep=(regime, update) == SWEPT and not quick, whole=update == groups)
     ]
 
 
-def _schedules(sweep: bool) -> list[tuple[str, int | None]]:
+def _schedules(sweep: bool, whole: bool) -> list[tuple[str, int | None]]:
+    """`whole`: an update is the round, so that only `stream` trains before the drain; the hard frontier is left out."""
     widths = SWEEP if sweep else (WIDTH,)
-    frontier = [(f"cgp+fgd {mode}", width) for mode in ("hard", "fill") for width in widths]
+    modes = ("fill",) if whole else ("hard", "fill")
+    frontier = [(f"cgp+fgd {mode}", width) for mode in modes for width in widths]
     return [("serial", None), ("cgp", None), *frontier, ("stream", WIDTH)]
 
 

@@ -82,7 +82,7 @@ class ServiceStarter:
         log = self.log(run, role)
         log.parent.mkdir(parents=True, exist_ok=True)
         process = self.context.Process(
-            target=_serve, args=(role, arguments, str(self.folder), core, str(log)), name=role
+            target=_serve, args=(role, arguments, str(self.folder), core, str(log)), name=role, daemon=True
         )
         process.start()
         return process

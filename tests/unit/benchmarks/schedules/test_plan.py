@@ -13,12 +13,17 @@ from rolloutpipe_core.config.load import load_config
 NAMES = [regime.name for regime in REGIMES]
 
 
-def test_five_schedules_in_every_regime_and_the_sweep_in_one() -> None:
+def test_every_schedule_in_every_regime_and_the_sweep_in_one() -> None:
     count = Counter((cell.regime, cell.groups_per_update) for cell in cells(GROUPS, NAMES, quick=False))
-    assert count.pop(("balanced", 2)) == 9, "hard and fill at three widths each"
-    assert set(count.values()) == {5}
-    assert len(count) == 5
-    assert len(cells(QUICK_GROUPS, NAMES, quick=True)) == 30
+    assert count == {
+        ("rollout-bound", 2): 5,
+        ("rollout-bound", GROUPS): 4,
+        ("balanced", 2): 9,  # hard and fill at three widths each
+        ("balanced", GROUPS): 4,
+        ("trainer-bound", 2): 5,
+        ("trainer-bound", GROUPS): 4,
+    }
+    assert len(cells(QUICK_GROUPS, NAMES, quick=True)) == 27
 
 
 def test_every_cell_is_a_valid_run_of_one_round(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rolloutpipe_components.init_weights.pointer_walk import EOS_ID, PAD_ID, build_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from .plan import Shape
 
@@ -20,6 +21,7 @@ def write_model(shape: Shape, max_positions: int, folder: Path, seed: int = 1) -
     The vocabulary is the tokenizer's, filled up with words that no prompt has. Of nearly uniform choices among V ids,
     one of which ends the response, it takes V on average until the end.
     """
+    disable_progress_bar()
     tokenizer = build_tokenizer()
     tokenizer.add_tokens([f"<{number}>" for number in range(shape.vocabulary - len(tokenizer))])
     torch.manual_seed(seed)

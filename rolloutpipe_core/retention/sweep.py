@@ -30,7 +30,7 @@ from rolloutpipe_core.retention.decide import (
     round_of,
     set_of,
 )
-from rolloutpipe_core.store.commits import Commit, CommitChain, Link
+from rolloutpipe_core.store.commits import Commit, CommitChain, Genesis, commit_key, genesis_key
 from rolloutpipe_core.store.directories import MANIFEST
 from rolloutpipe_core.store.objects import ObjectInfo, ObjectStore
 from rolloutpipe_core.store.weights import weights_prefix
@@ -77,7 +77,7 @@ class Retention:
         self._ripe_s = ripe_s
         self._folder = f"runs/{config.run}/"
         self._first = ""
-        self._links: list[Link] = []
+        self._commits: list[CommitFacts] = []
         self._swept_s: float | None = None
 
     def apply(self) -> Removed:
@@ -161,15 +161,15 @@ class Retention:
             self._first = self._set(self._chain.genesis().commit.weights_sha)
         keep_rounds, keep_versions = self._retention.keep_rounds, self._retention.keep_versions
         window = None if keep_rounds is None else max(keep_rounds, keep_versions) + SLACK
-        known = self._links[-1].commit.version.number - 1 if self._links else -1
-        self._links += self._chain.tail(window, known)
-        self._links = self._links if window is None else self._links[-window:]
-        head = self._links[-1].key if self._links else self._chain.genesis().key
+        known = self._commits[-1].round if self._commits else -1
+        self._commits += [self._facts(link.commit) for link in self._chain.tail(window, known)]
+        self._commits = self._commits if window is None else self._commits[-window:]
+        head = commit_key(self._config.run, self._commits[-1].round) if self._commits else genesis_key(self._config.run)
         modified = next(info.modified for info in self._store.list(head) if info.key == head)
         assert modified is not None
-        return ChainEnd(self._first, tuple(self._facts(link.commit) for link in self._links), modified)
+        return ChainEnd(self._first, tuple(self._commits), modified)
 
-    def _facts(self, commit: object) -> CommitFacts:
+    def _facts(self, commit: Genesis | Commit) -> CommitFacts:
         assert isinstance(commit, Commit)
         checkpoint = commit.checkpoint.prefix.removeprefix(self._folder) if commit.checkpoint else None
         objects = frozenset(group.object for group in commit.groups)

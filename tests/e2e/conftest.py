@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,11 @@ class Run:
         (self.folder / "run.yaml").write_text(yaml.safe_dump(config))
         return self
 
-    def start(self, role: str, *arguments: str, name: str | None = None) -> Process:
+    def start(self, role: str, *arguments: str, name: str | None = None, launcher: Sequence[str] = ("-m",)) -> Process:
         name = name or role
         log = self.folder / f"{name}-{len(self.processes)}.log"
-        command = [sys.executable, "-m", f"rolloutpipe_components.{role}", "run.yaml", *arguments, "--name", name]
+        module = f"rolloutpipe_components.{role}"
+        command = [sys.executable, *launcher, module, "run.yaml", *arguments, "--name", name]
         environment = {**os.environ, **self.connections.environment(), "OMP_NUM_THREADS": "1"}
         with log.open("wb") as file:
             popen = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=file, stderr=file)

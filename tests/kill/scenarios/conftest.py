@@ -13,6 +13,8 @@ import redis
 from rolloutpipe_core.config.connections import RedisConnection
 from rolloutpipe_core.domain import GroupState
 from rolloutpipe_core.ledger.client import LedgerClient
+from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.local.servers import LocalServers
 from rolloutpipe_core.observe.audit import audit_run
 from rolloutpipe_core.store.commits import Commit
 from rolloutpipe_core.store.objects import ObjectStore, PutResult
@@ -103,6 +105,20 @@ def standing_store(bench: Bench, s3_client: Any) -> Iterator[StandingStore]:
     standing = StandingStore(s3_client, bench.config.bucket)
     yield standing
     standing.go.set()
+
+
+@pytest.fixture
+def own_run(own_servers: LocalServers, tmp_path: Path, run_name: str) -> Iterator[Run]:
+    """Real services on servers of their own."""
+    connections = own_servers.connections
+    store = ObjectStore(connections.s3.client(), "rolloutpipe-tests", deadline_s=20.0)
+    client = connections.redis.client()
+    run = Run(run_name, tmp_path, connections, store, LedgerReader(client, run_name, 20.0))
+    yield run.configure()
+    for process in run.processes:
+        process.popen.kill()
+        process.popen.wait()
+    client.close()
 
 
 def commits(bench: Bench) -> list[Commit]:

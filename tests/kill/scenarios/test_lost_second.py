@@ -17,7 +17,6 @@ from rolloutpipe_core.domain import GroupState, group_id
 from rolloutpipe_core.errors import Fenced
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.events import RoleTaken
-from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import RolloutLedger
 from rolloutpipe_core.local.servers import LocalServers
 from rolloutpipe_core.local.valkey import start_valkey
@@ -140,20 +139,6 @@ def test_a_commit_holds_though_redis_lost_the_announcement_and_had_it_made_again
     check_audit(bench)
 
 
-@pytest.fixture
-def own_run(own_servers: LocalServers, tmp_path: Path, run_name: str) -> Iterator[Run]:
-    """Real services on servers of their own."""
-    connections = own_servers.connections
-    store = ObjectStore(connections.s3.client(), "rolloutpipe-tests", deadline_s=20.0)
-    client = connections.redis.client()
-    run = Run(run_name, tmp_path, connections, store, LedgerReader(client, run_name, 20.0))
-    yield run.configure()
-    for process in run.processes:
-        process.popen.kill()
-        process.popen.wait()
-    client.close()
-
-
 ANNOUNCED = {"type": "group", "to": "queued", "round": "0"}
 ASSIGNED = {"type": "group", "to": "claimed", "round": "1"}
 SEALED = {"type": "sealed", "round": "2"}
@@ -174,6 +159,7 @@ def test_services_that_live_through_lost_seconds_complete_their_run(own_run: Run
         assert valkey.lose_from(event(**lost)) > 0
     for service in services:
         service.succeed()
+    assert "starting over from the last commit" in services[0].text()
     check_complete(run, ROUNDS, redis_lost=True)
 
     valkey.lose_from(event(type="version", number=str(ROUNDS)))

@@ -111,13 +111,15 @@ def register_run(client: LedgerClient, head: Link, actor: str) -> None:
     client.call("prepare", keys, [actor, *facts, *place, commit.config_sha])
 
 
-def check_not_ahead(reader: LedgerReader, head: Link) -> None:
+def check_not_ahead(reader: LedgerReader, chain: CommitChain) -> None:
     """Raise StoreRefused when Redis knows a version that no commit holds."""
+    # Redis first: a trainer may publish while we look, and its commit comes before.
     version = int(reader.run_state().get("version", 0))
-    if version > head.commit.version.number:
+    head = chain.head()
+    if head is None or version > head.commit.version.number:
         raise StoreRefused(
             "the object store has lost commits",
-            given=f"Redis is at version {version}, the commit chain ends at {head.key}",
+            given=f"Redis is at version {version}, the commit chain ends at {head.key if head else 'nothing'}",
             expected="a chain at least as long as what Redis has published",
             remedy="restore the bucket; a version without its commit is never used",
         )

@@ -22,6 +22,7 @@ def main(service: Service) -> None:
     from rolloutpipe_core.preparation import check_not_ahead, prepare_run, register_run
     from rolloutpipe_core.rewards.pool import VerifierPool
     from rolloutpipe_core.store.cache import DirectoryCache
+    from rolloutpipe_core.store.commits import CommitChain
 
     config, client = service.config, service.client
     prompts, model = load_prompts(config.data), resolve_model(config.model.path)
@@ -29,7 +30,7 @@ def main(service: Service) -> None:
     def restore() -> None:
         head = prepare_run(config, model, prompts.fingerprint, service.store)
         register_run(client, head, service.name)
-        check_not_ahead(service.reader, head)
+        check_not_ahead(service.reader, CommitChain(service.store, config.run))
 
     import torch
     from transformers.utils.logging import disable_progress_bar

@@ -95,7 +95,7 @@ class TrainerService:
         store_config(config, parts.store)  # names the keys when it is another run's
         check_belongs(config, head)
         register_run(parts.client, head, "trainer")
-        check_not_ahead(parts.reader, head)
+        check_not_ahead(parts.reader, parts.chain)
         ledger = self._take_role(head)
         committer = RoundCommitter(config.run, config.schedule, parts.store, parts.chain, parts.reader, ledger)
         for link in missing_commits(parts.chain, parts.reader, head):

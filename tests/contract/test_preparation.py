@@ -182,13 +182,38 @@ def test_a_redis_ahead_of_the_chain_is_refused(
     client, reader = LedgerClient(redis_client, config.run, 10), LedgerReader(redis_client, config.run)
     genesis = prepare_run(config, model, DATA, object_store)
     register_run(client, genesis, "worker")
-    check_not_ahead(reader, genesis)
-    lost = CommitChain(object_store, config.run).append(next_commit(genesis, "1" * 64))
+    chain = CommitChain(object_store, config.run)
+    check_not_ahead(reader, chain)
+    lost = chain.append(next_commit(genesis, "1" * 64))
     TrainerLedger.take_role(client, "box", 0).publish(lost, "object")
     object_store.delete(lost.key)
     with pytest.raises(StoreRefused, match=r"lost commits.*version 1.*genesis\.json") as caught:
-        check_not_ahead(reader, prepare_run(config, model, DATA, object_store))
+        check_not_ahead(reader, chain)
     assert caught.value.exit_code == 7
+
+
+def test_a_version_published_while_the_service_starts_is_no_lost_commit(
+    config: RunConfig, model: Path, object_store: ObjectStore, redis_client: redis.Redis
+) -> None:
+    """Whatever moment of the start a commit and its publishing fall into."""
+    client, reader = LedgerClient(redis_client, config.run, 10), LedgerReader(redis_client, config.run)
+    chain = CommitChain(object_store, config.run)
+    trainer = TrainerLedger.take_role(client, "box", 0)
+
+    class Publishing(LedgerReader):
+        """The trainer publishes between two of the service's looks."""
+
+        def run_state(self) -> dict[str, str]:
+            head = chain.head()
+            assert head is not None
+            trainer.publish(chain.append(next_commit(head, f"{head.next_round + 1}" * 64)), "object")
+            return super().run_state()
+
+    head = prepare_run(config, model, DATA, object_store)
+    register_run(client, head, "worker")
+    check_not_ahead(Publishing(redis_client, config.run), chain)
+    check_not_ahead(Publishing(redis_client, config.run), chain)
+    assert reader.run_state()["version"] == "2"
 
 
 def test_a_stopped_run_is_active_again_when_it_is_started(

@@ -211,7 +211,7 @@ class Rig:
     def restore(self) -> None:
         head = prepare_run(self.config, self.model, self.prompts.fingerprint, self.store)
         register_run(self.client, head, "test")
-        check_not_ahead(self.reader, head)
+        check_not_ahead(self.reader, CommitChain(self.store, self.config.run))
 
     def changed(self, **changes: dict[str, Any]) -> RunConfig:
         """The run's configuration with sections changed key by key, as at another start."""

@@ -24,8 +24,10 @@ import pytest
 import yaml
 
 from rolloutpipe_core.domain import GroupState
+from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.keys import RunKeys
 from rolloutpipe_core.ledger.reader import LedgerReader
+from rolloutpipe_core.ledger.retention import Pins
 from rolloutpipe_core.local.servers import LocalServers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "redis-cli.md"
@@ -136,7 +138,9 @@ def live_run(folder: Path) -> Iterator[LiveRun]:
                 # Their logs go to our standard error, which pytest shows when this fails.
                 services.append(subprocess.Popen(command, cwd=folder, env={**environment, "OMP_NUM_THREADS": "1"}))
             client = servers.connections.redis.client()
-            group = freeze(LedgerReader(client, RUN), *services)
+            reader = LedgerReader(client, RUN)
+            group = freeze(reader, *services)
+            Pins(LedgerClient(client, RUN, 10)).pin(reader.versions()[0][0], "evaluation of math", 7200)
             client.close()
             yield LiveRun(folder, group, environment | servers.connections.environment())
         finally:

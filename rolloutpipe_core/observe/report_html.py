@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
+from itertools import accumulate
 from statistics import fmean, quantiles
 from string import Template
 
@@ -17,6 +18,9 @@ from rolloutpipe_core.observe.svg import DARK, HATCH, LIGHT, SHAPES
 from rolloutpipe_core.observe.timeline import RoundTimeline
 from rolloutpipe_core.observe.timeline_svg import timeline_svg
 from rolloutpipe_core.observe.words import fixed, number, percent, seconds
+
+DRAWN_GROUPS = 10_000
+"""Groups of the newest rounds that have pictures, the newest round in any case: 5 MB of page."""
 
 Column = tuple[str, Callable[[RoundMetrics], str]]
 COLUMNS: tuple[Column, ...] = (
@@ -39,7 +43,8 @@ COLUMNS: tuple[Column, ...] = (
 def report_html(report: Report) -> str:
     """The page's text. It loads nothing: style, script and pictures are inside."""
     rounds = [metrics.round for metrics in report.rounds]
-    shown = rounds or [0]
+    drawn = _drawn(report)
+    shown = [line.round for line, _ in drawn] or [0]
     page = Template((files("rolloutpipe_core.observe") / "report.html").read_text(encoding="utf-8"))
     made = datetime.fromtimestamp(report.made_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return page.substitute(
@@ -62,9 +67,7 @@ def report_html(report: Report) -> str:
         charts="".join(_card(*chart) for chart in _charts(report.rounds, rounds)),
         columns="".join(f"<th>{escape(name)}</th>" for name, _ in COLUMNS),
         rows="".join(_row(metrics) for metrics in report.rounds),
-        pictures="\n".join(
-            _picture(report.config.run, *pair) for pair in zip(report.timelines, report.rounds, strict=True)
-        ),
+        pictures="\n".join(_picture(report.config.run, *pair) for pair in drawn),
         footer=f"Made by rolloutpipe {escape(__version__)}, {made}. Times are the Redis server's.",
     )
 
@@ -174,6 +177,14 @@ def _middle_half(line: RoundTimeline) -> tuple[float | None, float | None]:
         return (None, None)
     low, _, high = quantiles(means, n=4, method="inclusive")
     return low, high
+
+
+def _drawn(report: Report) -> list[tuple[RoundTimeline, RoundMetrics]]:
+    """The newest rounds, as many as may have pictures."""
+    pairs = list(zip(report.timelines, report.rounds, strict=True))
+    totals = list(accumulate(len(line.groups) for line, _ in reversed(pairs)))
+    count = sum(total <= DRAWN_GROUPS for total in totals)
+    return pairs[-max(count, 1) :]
 
 
 def _picture(run: str, line: RoundTimeline, metrics: RoundMetrics) -> str:

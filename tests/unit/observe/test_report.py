@@ -67,6 +67,17 @@ def test_the_page_is_well_formed_and_loads_nothing(forty_rounds):
     assert "$" not in page.replace("${", "")
 
 
+def test_only_so_many_groups_of_the_newest_rounds_are_drawn(forty_rounds, monkeypatch):
+    report = report_of(forty_rounds)
+    size = len(report.timelines[-1].groups)
+    for most, drawn in ((3 * size, ["37", "38", "39"]), (1, ["39"])):
+        monkeypatch.setattr("rolloutpipe_core.observe.report_html.DRAWN_GROUPS", most)
+        page = report_html(report)
+        assert re.findall('<template data-round="([0-9]+)"', page) == drawn
+        assert f'data-round="{drawn[0]}">first</button>' in page
+        assert page.count("<tr data-round=") == 40
+
+
 def test_what_users_named_is_escaped(undisturbed):
     model = ModelConfig(path="<script>alert(1)</script>")
     report = build_report(RunConfig(run="walk", model=model), Timelines(undisturbed.events), made_ms=0)

@@ -41,7 +41,7 @@ class Sizes:
     ledger_groups: int
 
 
-FULL = Sizes(400, 300, 9, 256, 2, 100_000)
+FULL = Sizes(300, 300, 7, 256, 2, 100_000)
 QUICK = Sizes(60, 100, 3, 32, 1, 2_000)
 
 

@@ -81,9 +81,7 @@ def _throughput(one: Throughput) -> Table:
         ("the same bytes by boto3 alone", f"{one.bare_groups_s:.0f}", f"{one.bare_groups_s * megabytes:.1f}"),
         ("ratio, median (least to most)", f"{one.ratio:.2f} ({one.least:.2f} to {one.most:.2f})", ""),
     )
-    title = (
-        f"Saturated: {one.groups} groups of {one.group_bytes} bytes, {one.at_once} at once, {one.turns} turns"
-    )
+    title = f"Saturated: {one.groups} groups of {one.group_bytes} bytes, {one.at_once} at once, {one.turns} turns"
     return Table(title, columns, rows)
 
 

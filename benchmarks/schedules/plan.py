@@ -2,8 +2,8 @@
 
 A regime is a model's shape, the lengths of prompts and responses, and what an update computes; nobody sleeps. A model
 with random weights chooses its next id nearly uniformly, so its responses have geometric lengths whose mean, before the
-cap, is the size of its vocabulary. Narrow models make a decode step cost about the same for 8 rows as for 64, as it is
-on a GPU; long prompts are prefilled once a group and trained once a sample. 32 groups of 8 samples, 64 slots.
+cap, is the size of its vocabulary. Deep and narrow models make the cost of a decode step grow little with its rows, as
+it is on a GPU; prompts are prefilled once a group and trained once a sample, so long ones make work for the trainer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 GROUPS, QUICK_GROUPS = 32, 16  # R
 SAMPLES = 8  # K
 SLOTS = 64
-WIDTH = 4  # F_w where it is not swept
-SWEEP = (2, 4, 8)  # F_w; at 8 the frontier fills all slots
+WIDTH = 8  # F_w where it is not swept: the frontier fills all slots
+SWEEP = {"hard": (2, 4, 8), "fill": (2, 8)}  # F_w
 SWEPT = ("balanced", 2)
 SEED = 0
 
@@ -39,18 +39,18 @@ class Regime:
     name: str
     shape: Shape
     prompt_tokens: int
-    max_new_tokens: int  # the cap: 2.5 times the mean
+    max_new_tokens: int  # the cap: 2 to 2.5 times the mean
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run's configuration, by section
 
 
 REGIMES = (
-    Regime("rollout-bound", Shape(352, 32, 64, 10, 2, 1, 16), 32, 880),
-    Regime("balanced", Shape(272, 128, 384, 4, 4, 2, 32), 160, 680),
+    Regime("rollout-bound", Shape(320, 32, 64, 14, 1, 1, 16), 32, 800),
+    Regime("balanced", Shape(288, 32, 64, 13, 1, 1, 16), 352, 580),
     Regime(
         "trainer-bound",
-        Shape(112, 128, 384, 4, 4, 2, 32),
-        208,
-        280,
+        Shape(96, 32, 64, 10, 1, 1, 16),
+        448,
+        240,
         {"loss": {"kl_coefficient": 0.01}, "trainer": {"gradient_checkpointing": True}},
     ),
 )
@@ -89,9 +89,8 @@ def cells(groups: int, regimes: Sequence[str], quick: bool) -> list[Cell]:
 
 def _schedules(sweep: bool, whole: bool) -> list[tuple[str, int | None]]:
     """`whole`: an update is the round, so that only `stream` trains before the drain; the hard frontier is left out."""
-    widths = SWEEP if sweep else (WIDTH,)
     modes = ("fill",) if whole else ("hard", "fill")
-    frontier = [(f"cgp+fgd {mode}", width) for mode in modes for width in widths]
+    frontier = [(f"cgp+fgd {mode}", width) for mode in modes for width in (SWEEP[mode] if sweep else (WIDTH,))]
     return [("serial", None), ("cgp", None), *frontier, ("stream", WIDTH)]
 
 

@@ -32,6 +32,7 @@ PRELOADED = [
     "rolloutpipe_components.rollout.service",
     "rolloutpipe_components.trainer.backends.torch",
     "rolloutpipe_components.trainer.service",
+    *SERVICES.values(),
 ]
 
 

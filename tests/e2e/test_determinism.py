@@ -1,7 +1,8 @@
 """The schedule changes only time: real runs under every schedule, with one and with two rollout workers.
 
 Deterministic, all of them hold the same samples token for token, and where every update holds the same groups (one
-update a round, or groups in submission order) the same weights and optimizer's state to the bit.
+update a round, or groups in submission order) the same weights and optimizer's state to the bit. They are compared as
+`rolloutpipe certify` compares them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from rolloutpipe_core.certify.difference import first_difference
-from rolloutpipe_core.certify.evidence import RunEvidence, read_evidence
-from rolloutpipe_core.certify.variants import Promise, Variant, all_variants
+from rolloutpipe_core.certify.certification import Certification
+from rolloutpipe_core.certify.evidence import read_evidence
+from rolloutpipe_core.certify.variants import Variant, all_variants, settings
 from rolloutpipe_core.config.connections import Connections
+from rolloutpipe_core.config.load import load_config
+from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.store.objects import ObjectStore
 
 from .conftest import SMALL, merged
@@ -34,7 +36,7 @@ CONTRACTS: dict[str, dict[str, Any]] = {
     "round, completion": {"order": "completion", "update_batch_size": 2 * K, "rounds": 1},
 }
 
-Train = Callable[..., RunEvidence]
+Train = Callable[[Variant, RunConfig], str]
 
 
 class Services:
@@ -76,49 +78,74 @@ class Services:
 
 
 @pytest.fixture(scope="module")
-def train(
-    tmp_path_factory: pytest.TempPathFactory, connections: Connections, object_store: ObjectStore
-) -> Iterator[Train]:
-    """`train(variant, contract)`: what a run of its own left behind."""
+def train(tmp_path_factory: pytest.TempPathFactory, connections: Connections) -> Iterator[Train]:
+    """`train(variant, config)`: the name of a run of its own, which is complete."""
     folder = tmp_path_factory.mktemp("determinism")
     services = Services(folder, connections)
 
-    def run(variant: Variant, contract: str, deterministic: bool = True) -> RunEvidence:
-        name, (kind, mode) = f"test-{secrets.token_hex(6)}", variant.schedule
-        schedule = {"groups_per_round": R, "samples_per_group": K, "kind": kind, **CONTRACTS[contract]}
-        if mode is not None:
-            schedule["frontier_mode"] = mode
-        head = {"run": name, "deterministic": deterministic, "rollout_workers": variant.workers}
+    def run(variant: Variant, config: RunConfig) -> str:
+        name = f"test-{secrets.token_hex(6)}"
         file = folder / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(merged(SMALL, {**head, "schedule": schedule})))
+        file.write_text(config.model_dump_json())
+        made = load_config(file, settings(variant, name, config.schedule.rounds, config.deterministic))
+        file.write_text(made.model_dump_json())
         services.serve(file, variant.workers)
-        return read_evidence(object_store, name)
+        return name
 
     yield run
     services.close()
 
 
+def configuration(contract: str, deterministic: bool = True) -> RunConfig:
+    schedule = {"groups_per_round": R, "samples_per_group": K, **CONTRACTS[contract]}
+    return RunConfig.model_validate(merged(SMALL, {"run": "any", "deterministic": deterministic, "schedule": schedule}))
+
+
 @pytest.fixture(scope="module")
-def baselines(train: Train) -> dict[str, RunEvidence]:
-    """The serial run with one worker, for each contract."""
-    return {contract: train(BASELINE, contract) for contract in CONTRACTS}
+def certifications(train: Train, object_store: ObjectStore) -> dict[str, Certification]:
+    """One for each contract, each with its serial run with one worker."""
+    made = {contract: Certification(configuration(contract), object_store) for contract in CONTRACTS}
+    for certification in made.values():
+        certification.add(BASELINE, train(BASELINE, certification.config), 0.0)
+    return made
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("variant", OTHERS, ids=str)
 def test_every_schedule_gives_the_same(
-    variant: Variant, contract: str, train: Train, baselines: dict[str, RunEvidence]
+    variant: Variant, contract: str, train: Train, certifications: dict[str, Certification]
 ) -> None:
-    promise: Promise = "first round" if contract == "round, completion" else "every round"
-    assert first_difference(baselines[contract], train(variant, contract), promise) is None
+    certification = certifications[contract]
+    result = certification.add(variant, train(variant, certification.config), 0.0)
+    assert result.difference is None
+    first = certification.results[0]
+    assert result.samples[0] == first.samples[0]
+    if contract != "round, completion":
+        assert (result.samples, result.weights, result.optimizer_states) == (
+            first.samples,
+            first.weights,
+            first.optimizer_states,
+        )
 
 
-def test_there_is_something_to_compare(baselines: dict[str, RunEvidence]) -> None:
-    for run in baselines.values():
-        assert [len(round.groups) for round in run.rounds] == [R] * len(run.rounds)
-        versions = [run.genesis, *(round.weights for round in run.rounds)]
-        assert len(set(versions)) == len(versions)
-    rounds = [run.rounds[0] for run in baselines.values()]
-    assert len({round.samples_sha for round in rounds}) == 1, "version 0 gives the same samples under every contract"
-    strict, *by_index = (round.weights for round in rounds)  # `serial` takes groups by index in either order
-    assert by_index == [by_index[0]] * 2 != [strict] * 2
+def test_there_is_something_to_compare(certifications: dict[str, Certification], object_store: ObjectStore) -> None:
+    results = {contract: certification.results[0] for contract, certification in certifications.items()}
+    for result in results.values():
+        rounds = read_evidence(object_store, result.run).rounds
+        assert [[len(group.samples) for group in round.groups] for round in rounds] == [[K] * R] * len(rounds)
+        assert len(set(result.weights)) == len(rounds) + 1
+    assert len({result.samples[0] for result in results.values()}) == 1, "version 0 samples the same everywhere"
+    # `serial` takes groups by index in either order.
+    assert results["round, completion"].weights == results["round, submission"].weights[:2]
+    assert results["strict"].weights[1] != results["round, submission"].weights[1]
+
+
+def test_without_it_runs_differ_by_rounding_alone(train: Train, object_store: ObjectStore) -> None:
+    """Tolerances and their reasons: rolloutpipe_core/certify/tolerance.py."""
+    certification = Certification(configuration("strict", deterministic=False), object_store)
+    for variant in (BASELINE, OTHERS[1], OTHERS[-1]):
+        result = certification.add(variant, train(variant, certification.config), 0.0)
+        assert result.difference is None
+        assert result.closeness is not None
+        assert result.closeness.samples == R * K
+        assert result.closeness.parted or result.closeness.movement is not None

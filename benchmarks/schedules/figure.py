@@ -18,7 +18,7 @@ from rolloutpipe_core.observe.svg import Scale, element, figure, label, tip
 WIDTH = 1110
 COLUMNS = 2  # panels beside one another: U=2 and U=R
 PANEL = WIDTH / COLUMNS
-NAMES, ENDS = 130, 120  # left of the bars, and right of the longest
+NAMES, ENDS = 130, 145  # left of the bars, and right of the longest
 HEAD, BAR, GAP, FOOT = 34, 17, 6, 34
 TOP = 62
 

@@ -167,7 +167,8 @@ class Conductor:
             if found.name not in self._done_services and not self._living(found.name):
                 self._start(found.name)
         else:
-            self._failure = f"{found.name} ({pid}) ended by itself with status {status}:\n{self._log_tail(found.name)}"
+            ended = f"{found.name} ({pid}) ended by itself with status {status}:\n{self._log_tail(found.name)}"
+            self._failure = f"{ended}\n{self._what_each_waits_for()}"
 
     def _is_expected(self, ended: Process) -> bool:
         """Killed by us, or fenced off by the other one of the two that a `replace` made."""

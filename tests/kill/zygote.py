@@ -73,6 +73,7 @@ def import_once() -> Mains:
 
     for name in IMPORTED_LATE:
         import_module(name)
+    transformers.utils.logging.disable_progress_bar()  # it starts a thread, and a fork would copy that one's locks
     model = resolve_model("builtin:pointer-walk")
     transformers.AutoModelForCausalLM.from_pretrained(model)
     transformers.AutoTokenizer.from_pretrained(model)

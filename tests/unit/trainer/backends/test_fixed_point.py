@@ -48,6 +48,13 @@ def test_a_bfloat16_gradient_is_not_rounded_again():
     assert total.divided(1).dtype == torch.float32
 
 
+def test_a_matrix_in_chunks_and_in_any_layout(monkeypatch):
+    monkeypatch.setattr(FixedPointSum, "CHUNK", 4)
+    total = FixedPointSum(torch.zeros(2, 5))
+    total.add(torch.arange(10.0).view(5, 2).T)
+    assert (total.total / 2**40).tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+
+
 def test_every_order_gives_the_sum_that_floats_lose():
     addends = [2.0**20, 2.0**-30, -(2.0**20)]
     assert {summed(FixedPointSum, order).divided(1).item() for order in permutations(addends)} == {2.0**-30}

@@ -26,7 +26,19 @@ class Problem:
 
 def check(config: RunConfig) -> list[Problem]:
     """Everything that does not fit together, errors first."""
-    rules = (_name, _sizes, _frontier, _model_and_data, _sampling, _rewards, _loss, _optimizer, _fit, _times)
+    rules = (
+        _name,
+        _sizes,
+        _frontier,
+        _model_and_data,
+        _sampling,
+        _determinism,
+        _rewards,
+        _loss,
+        _optimizer,
+        _fit,
+        _times,
+    )
     problems = [problem for rule in rules for problem in rule(config)]
     return sorted(problems, key=lambda problem: problem.severity != "error")
 
@@ -160,8 +172,21 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
         yield _warning(
             "engine.slots", f"{slots} slots do not hold one group of K = {k} samples", f"set it to at least {k}"
         )
-    if config.deterministic and not config.model.device.startswith("cpu"):
+
+
+def _determinism(config: RunConfig) -> Iterator[Problem]:
+    schedule = config.schedule
+    if not config.deterministic:
+        return
+    if not config.model.device.startswith("cpu"):
         yield _warning("deterministic", "the promise holds on the CPU only", "set model.device to cpu")
+    several = schedule.groups_per_update < schedule.groups_per_round
+    if several and schedule.order == "completion" and schedule.kind != "serial":
+        yield _warning(
+            "schedule.order",
+            "deterministic, but which groups meet in an update is a matter of time, and with it the weights",
+            "set schedule.order to submission, or update_batch_size to the whole round",
+        )
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:

@@ -89,7 +89,12 @@ OTHERS = [
     ({"sampling": {"top_p": 0.9}}, "warning", "sampling.top_p"),
     ({"sampling": {"top_k": 50}}, "warning", "sampling.top_k"),
     ({"engine": {"slots": 7}}, "warning", "engine.slots"),
-    ({"deterministic": True, "model": BUILTIN | {"device": "cuda"}}, "warning", "deterministic"),
+    (
+        {"deterministic": True, "model": BUILTIN | {"device": "cuda"}, "schedule": {"order": "submission"}},
+        "warning",
+        "deterministic",
+    ),
+    ({"deterministic": True}, "warning", "schedule.order"),
     ({"loss": {"importance_cap": 2.0}}, "error", "loss.importance_cap"),
     ({"loss": {"kind": "dr_grpo"}}, "warning", "loss.aggregation"),
     ({"loss": {"aggregation": "dr_grpo"}}, "warning", "loss.aggregation"),

@@ -59,6 +59,7 @@ def certify(
     forced = [f"deterministic={str(not tolerance).lower()}", f"schedule.rounds={1 if tolerance else rounds}"]
     base = load_config(config, [*overrides, *forced])
     trials = plan_trials(base, config, overrides, schedule or (), workers)
+    output.unlink(missing_ok=True)  # an earlier one must not stand for a certification that fails
     with LocalServers.start(Path(), die_with_parent=True) if local else nullcontext() as servers:
         certification = _compare(base, config, trials, servers.connections if servers else Connections.read())
     threads = "1" if base.deterministic else service_environment(os.environ)["OMP_NUM_THREADS"]

@@ -61,22 +61,19 @@ class DirectoryCache:
 
     def _filled(self, entry: Path, fill: Callable[[Path], None]) -> IO[bytes]:
         """The shared lock of a whole entry."""
-        while True:
-            lock = self._locked(entry, LOCK_SH)
-            if entry.is_dir():
-                return lock
-            lock.close()
-            # Between the two locks another process may fill or remove it, so look again each time.
-            with self._locked(entry, LOCK_EX):
-                if not entry.is_dir():
-                    _fill(entry, fill)
-
-    def _locked(self, entry: Path, kind: int) -> IO[bytes]:
         end = time.monotonic() + self._deadline_s
         while True:
-            lock = _try_lock(entry, kind)
-            if lock is not None:
+            lock = _try_lock(entry, LOCK_SH)
+            if lock is not None and entry.is_dir():
                 return lock
+            if lock is not None:
+                lock.close()
+                # Tried, never waited for: another may fill the entry first, and then keeps it in use for long.
+                if (exclusive := _try_lock(entry, LOCK_EX)) is not None:
+                    with exclusive:
+                        if not entry.is_dir():
+                            _fill(entry, fill)
+                    continue
             if time.monotonic() > end:
                 raise DeadlineExceeded(
                     "another process holds an entry of the cache",

@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fcntl import LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,21 @@ with DirectoryCache(root / "cache") as cache:
     ]
     assert [worker.communicate(timeout=60)[0] for worker in workers] == ["one\n"] * 4
     assert (tmp_path / "fills").read_text() == "filled\n"
+
+
+def test_nobody_waits_for_the_use_of_an_entry_to_end(tmp_path):
+    """Who came when there was no entry takes the one that another has filled meanwhile and keeps in use."""
+    seen = tmp_path / "v1.lock"
+    caches = [DirectoryCache(tmp_path, deadline_s=5) for _ in range(4)]
+    with seen.open("ab") as looking, ThreadPoolExecutor(len(caches)) as pool:
+        flock(looking, LOCK_SH)  # all of them see that there is no entry, and wait to fill it
+        fetched = [pool.submit(cache.fetch, "v1", content("one")) for cache in caches]
+        time.sleep(0.3)
+        flock(looking, LOCK_UN)
+        for each in fetched:
+            assert each.result() == tmp_path / "v1"
+    for cache in caches:
+        cache.close()
 
 
 def test_a_wait_for_another_has_a_deadline(tmp_path):

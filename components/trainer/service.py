@@ -28,7 +28,7 @@ from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.trainer import Epoch, TrainerLedger
 from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run, store_config
-from rolloutpipe_core.store.cache import DirectoryCache
+from rolloutpipe_core.store.cache import FILL_DEADLINE_S, DirectoryCache
 from rolloutpipe_core.store.checkpoints import download_checkpoint
 from rolloutpipe_core.store.commits import Commit, CommitChain, Link
 from rolloutpipe_core.store.objects import ObjectStore
@@ -161,9 +161,10 @@ class TrainerService:
         parts.beacon.doing(f"loading {commit.version}")
         with DirectoryCache(parts.cache) as first, DirectoryCache(parts.cache) as present:
             reference = None
-            if parts.config.loss.kl_coefficient > 0:
-                reference = fetch_weights(parts.store, run, parts.chain.genesis().commit.weights_sha, first)
-            weights = fetch_weights(parts.store, run, commit.weights_sha, present)
+            with parts.beacon.waiting(f"weights {commit.version}", FILL_DEADLINE_S):
+                if parts.config.loss.kl_coefficient > 0:
+                    reference = fetch_weights(parts.store, run, parts.chain.genesis().commit.weights_sha, first)
+                weights = fetch_weights(parts.store, run, commit.weights_sha, present)
             trainer = parts.make_trainer(weights, reference)
             vocabulary = int(json.loads((weights / "config.json").read_text())["vocab_size"])
         if isinstance(commit, Commit) and commit.checkpoint is not None:

@@ -22,13 +22,14 @@ from rolloutpipe_core.errors import DeadlineExceeded
 
 POLL_S = 0.05
 PARTIAL = ".part"
+FILL_DEADLINE_S = 600.0
+"""Longest wait for another process that is filling an entry."""
 
 
 class DirectoryCache:
     """One process's hold on the cache. Not thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, directory: Path, keep: int = 2, deadline_s: float = 600.0) -> None:
-        """`deadline_s`: longest wait for another process that is filling an entry."""
+    def __init__(self, directory: Path, keep: int = 2, deadline_s: float = FILL_DEADLINE_S) -> None:
         self._directory = directory
         self._keep = keep
         self._deadline_s = deadline_s

@@ -1,7 +1,8 @@
 """The kill matrix: `python -m tests.kill.matrix --kills 200 --seed 1`, which `make kill-test` calls.
 
 Lanes play runs side by side, each with servers and a zygote of its own. A run's end is judged by the independent
-checker (history.py), by `audit`, and against the undisturbed run of its configuration. The summary is written as JSON
+checker (history.py), by `audit`, and against the undisturbed run of its configuration, or, where timing decides which
+groups share an update, against its own commits trained again (replay.py). The summary is written as JSON
 and shown as a table; the folder of a run that failed stays, with the logs of its services and what was done when.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.local import leash
 from rolloutpipe_core.observe.audit import audit_run
@@ -34,6 +36,7 @@ from .deeds import Deed
 from .evidence import read_evidence, samples_of
 from .history import Evidence, History, Link, check
 from .plan import POINTS, VARIANTS, RunPlan, config_of, plan_missed, plan_runs
+from .replay import replayed_weights
 from .stage import BUCKET, ROOT, Stage
 
 DEADLINE_S = 300.0
@@ -54,7 +57,7 @@ class Report:
     kills: list[dict[str, Any]] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    bit_equal: bool | None = None  # None: not compared
+    bit_equal: bool | None = None  # to the undisturbed run, or (in completion order) to the commits trained again
     final: str = ""  # manifest sha256 of the last version
     faults: list[str] = field(default_factory=list)
     folder: str = ""
@@ -94,14 +97,23 @@ class Lane:
                 return report
             self._undisturbed[plan.variant] = undisturbed
         evidence = self._play(plan.variant, run, plan.deeds, report)
-        if evidence is not None and VARIANTS[plan.variant].bit_equal:
-            report.bit_equal = _versions(evidence) == _versions(self._undisturbed[plan.variant])
-            report.final = _versions(evidence)[-1][1]
-            if not report.bit_equal:
-                report.faults.append("the weights are not those of the undisturbed run")
+        if evidence is not None:
+            self._compare_weights(plan, run, evidence, report)
         if evidence is not None and not report.faults:
             report.faults += self._other_samples(plan, evidence)
         return report
+
+    def _compare_weights(self, plan: RunPlan, run: str, evidence: Evidence, report: Report) -> None:
+        made = [sha for _, sha in _versions(evidence)]
+        if VARIANTS[plan.variant].bit_equal:
+            report.final, other = made[-1], "the undisturbed run"
+            report.bit_equal = made == [sha for _, sha in _versions(self._undisturbed[plan.variant])]
+        else:
+            config = RunConfig.model_validate(config_of(plan.variant, run))
+            other = "their commits' groups, trained again in the recorded order"
+            report.bit_equal = made[1:] == list(replayed_weights(evidence, config))
+        if not report.bit_equal:
+            report.faults.append(f"the weights are not those of {other}")
 
     def _play(self, variant: str, run: str, deeds: tuple[Deed, ...], report: Report) -> Evidence | None:
         """Play one run and judge it; None when it did not end."""

@@ -211,12 +211,10 @@ class Intake:
         after = "0-0"
         try:
             while not self._stopped.is_set():
-                entries = self._ledger.read(after)
-                if entries:
+                if entries := self._ledger.read(after):
                     after = entries[-1].entry
                     self._enter(entries)
-                else:
-                    self._ledger.wait_for_entries(after, POLL_MS)
+                self._ledger.wait_for_entries(after, POLL_MS)  # returns at once when there are more
         except Exception as error:  # whatever ends the thread must end the trainer's wait, too
             self._error = error
             self._tell()

@@ -45,7 +45,9 @@ def rolloutpipe(*arguments: str, cwd: Path | None = None, **environment: str) ->
 
 
 def test_every_command_of_the_readers_contract_is_there() -> None:
-    expected = "quickstart up down run rollout train status groups show why audit timeline report metrics certify doctor"
+    expected = (
+        "quickstart up down run rollout train status groups show why audit timeline report metrics certify doctor"
+    )
     assert {words[0] for words in COMMANDS} == {*expected.split(), "pin", "unpin", "pins", "config", "bench"}
     assert {("config", "check"), ("config", "reference"), ("bench", "engine")} <= set(COMMANDS)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from functools import partial
 
 from rolloutpipe_core.service import CACHE, Service, run_service
-
-from .trainer import Trainer
 
 
 def main(service: Service) -> None:
@@ -21,24 +19,11 @@ def main(service: Service) -> None:
     from .service import TrainerParts, TrainerService
 
     config = service.config
-
-    def make_trainer(directory: Path, reference: Path | None) -> Trainer:
-        return TorchTrainer(
-            directory,
-            model=config.model,
-            loss=config.loss,
-            optimizer=config.optimizer,
-            trainer=config.trainer,
-            sampling=config.sampling,
-            reference=reference,
-            deterministic=config.deterministic,
-        )
-
     disable_progress_bar()
     if config.deterministic:
         torch.set_num_threads(1)
     with service.beacon as beacon:
-        chain = CommitChain(service.store, config.run)
+        chain, make_trainer = CommitChain(service.store, config.run), partial(TorchTrainer.of, config)
         parts = TrainerParts(config, service.client, service.reader, service.store, chain, make_trainer, beacon, CACHE)
         TrainerService(parts).run()
 

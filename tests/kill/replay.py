@@ -27,15 +27,7 @@ def replayed_weights(evidence: Evidence, config: RunConfig) -> Iterator[str]:
     """The manifest sha256 of versions 1, 2, ... as training the commits' updates in their order makes them."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    trainer = TorchTrainer(
-        resolve_model(config.model.path),
-        model=config.model,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        trainer=config.trainer,
-        sampling=config.sampling,
-        deterministic=config.deterministic,
-    )
+    trainer = TorchTrainer.of(config, resolve_model(config.model.path))
     for commit in History(evidence).commits:
         trainer.begin_round()
         for update in commit.body["updates"]:

@@ -18,11 +18,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from rolloutpipe_core.config.models import LossConfig, ModelConfig, OptimizerConfig, SamplingConfig, TrainerConfig
+from rolloutpipe_core.config.models import (
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainerConfig,
+)
 from rolloutpipe_core.domain import Group
 from rolloutpipe_core.errors import BadInput
 
@@ -97,6 +105,20 @@ class TorchTrainer:
         if deterministic:
             check_order_free(self.accumulate, self._gradients.totals, self._policy.vocabulary)
             self.begin_update(0)
+
+    @classmethod
+    def of(cls, config: RunConfig, directory: Path, reference: Path | None = None) -> Self:
+        """The trainer of a run, at the weights in `directory`."""
+        return cls(
+            directory,
+            model=config.model,
+            loss=config.loss,
+            optimizer=config.optimizer,
+            trainer=config.trainer,
+            sampling=config.sampling,
+            reference=reference,
+            deterministic=config.deterministic,
+        )
 
     def begin_round(self) -> None:
         self._moved = False

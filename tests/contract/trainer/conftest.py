@@ -221,15 +221,7 @@ def make_bench(config: RunConfig, client: redis.Redis, store: ObjectStore, model
         running: RunningTrainer
 
         def make(directory: Path, reference: Path | None) -> RecordingTrainer:
-            trainer = RecordingTrainer(
-                directory,
-                model=changed.model,
-                loss=changed.loss,
-                optimizer=changed.optimizer,
-                trainer=changed.trainer,
-                sampling=changed.sampling,
-                reference=reference,
-            )
+            trainer = RecordingTrainer.of(changed, directory, reference)
             trainer.accumulated = running.accumulated
             return trainer
 

@@ -10,6 +10,14 @@ local NOW = text(NOW_MS)
 
 local function number(key, field) return tonumber(redis.call('HGET', key, field) or '0') or 0 end
 
+-- Of two stream ids.
+local function precedes(a, b)
+  local ms_a, seq_a = a:match('(%d+)-(%d+)')
+  local ms_b, seq_b = b:match('(%d+)-(%d+)')
+  if ms_a == ms_b then return tonumber(seq_a) < tonumber(seq_b) end
+  return tonumber(ms_a) < tonumber(ms_b)
+end
+
 local function tell(kind, actor, fields)
   return redis.call('XADD', LEDGER, '*', 'v', '1', 'type', kind, 'at_ms', NOW, 'actor', actor, unpack(fields))
 end

@@ -3,12 +3,6 @@
 -- ARGV: epoch, nonce, registry entries to keep ('' = all)
 local fenced = trainer_fenced(ARGV[1], ARGV[2])
 if fenced then return fenced end
-local function before(a, b)
-  local ms_a, seq_a = a:match('(%d+)-(%d+)')
-  local ms_b, seq_b = b:match('(%d+)-(%d+)')
-  if ms_a == ms_b then return tonumber(seq_a) < tonumber(seq_b) end
-  return tonumber(ms_a) < tonumber(ms_b)
-end
 local groups = redis.call('EXISTS', FIFO) == 1 and redis.call('XINFO', 'GROUPS', FIFO) or {}
 for _, flat in ipairs(groups) do
   local group = {}
@@ -18,7 +12,7 @@ for _, flat in ipairs(groups) do
     local pending = redis.call('XPENDING', FIFO, 'trainer')
     local acknowledged = pending[1] > 0 and pending[2] or group['last-delivered-id']
     local archived = redis.call('HGET', RUN, 'archived_to') or '0-0'
-    redis.call('XTRIM', FIFO, 'MINID', '=', before(archived, acknowledged) and archived or acknowledged)
+    redis.call('XTRIM', FIFO, 'MINID', '=', precedes(archived, acknowledged) and archived or acknowledged)
   end
 end
 if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[4], 'MAXLEN', '=', ARGV[3]) end

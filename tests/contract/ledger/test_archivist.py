@@ -309,3 +309,46 @@ def test_a_redis_that_lost_the_trim(run: Archived) -> None:
     assert len(run.archive.parts()) == 2
     assert place(run.reader.run_state()["archived_to"]) == place(run.archive.parts()[-1].last)
     assert run.audit().findings == []
+
+
+def test_a_redis_put_back_from_an_old_copy(run: Archived) -> None:
+    """It ends at version 2, the archive at round 3, the chain at version 5: nothing of the archive is out of sight."""
+    run.publish_rounds(2)
+    copy = {key: run.redis.dump(key) for key in run.redis.scan_iter(f"{run.keys.prefix}*")}
+    links = []
+    for _ in range(3):
+        run.publish_round()
+        links.append(run.hand.head)
+    of_round_3 = [event for event in run.reader.events() if getattr(event, "round", None) == 3]
+    run.archivist().tend(4)
+    run.redis.delete(*run.redis.scan_iter(f"{run.keys.prefix}*"))
+    for key, dump in copy.items():
+        run.redis.restore(key, 0, dump)
+    run.trainer = run.take_role()
+    for link in links:
+        run.trainer.publish(link, "weights")
+    run.archivist().reconcile()
+    ends = run.reader.run_state()["archived_to"]
+    run.archivist(least=2 * ROUND).tend(2)  # the copy's beginning alone
+    assert run.reader.run_state()["archived_to"] == ends
+    assert run.reader.archived_round() == 3
+    assert list(run.reader.events(rounds={3}))[: len(of_round_3)] == of_round_3
+
+
+def test_an_emptied_redis_whose_clock_is_behind(run: Archived) -> None:
+    """The archive ends an hour from now: what is told from now on comes behind it all the same."""
+    an_hour_on = run.reader.server_time_ms() + 3_600_000
+    run.redis.execute_command("XSETID", run.keys.ledger, f"{an_hour_on}-0")
+    archived = run.publish_rounds(3)[: START + 2 * ROUND]
+    run.archivist().tend(2)
+    run.redis.delete(*run.redis.scan_iter(f"{run.keys.prefix}*"))
+    register_run(run.hand.client, run.hand.head, "trainer")
+    run.trainer = run.take_role()
+    run.archivist().reconcile()
+    history = run.publish_rounds(1)
+    assert history[: len(archived)] == archived
+    assert len([event for event in history if getattr(event, "round", None) == 3]) == ROUND - 1
+    run.publish_round()
+    run.archivist().tend(4)
+    assert len(list(run.reader.events())) == len(archived) + START + 2 * ROUND
+    assert run.audit().findings == []

@@ -110,14 +110,20 @@ class Retention:
         yield from object_sets(self._store.list(f"{self._folder}checkpoints/"))
 
     def _settle_others(self, found: Sequence[ObjectSet], end: ChainEnd) -> None:
-        """Retired sets that are referred to again are kept; those that are gone were deleted by a pass that died."""
-        retired = self._ledger.retired()
+        """Retired sets that are referred to again are kept; those that are gone were deleted by a pass that died.
+
+        Rounds that are not due, for more are kept than before, stay retired: they may have gone by half.
+        """
+        retired = [name for name in self._ledger.retired() if self._is_looked_at(name, end)]
         kept = held(end, self._retention, self._reference).intersection(retired)
         gone = set(retired).difference(kept, (candidate.name for candidate in found))
         if kept:
             self._ledger.kept(sorted(kept))
         if gone:
             self._ledger.deleted(sorted(gone), 0, 0)
+
+    def _is_looked_at(self, name: str, end: ChainEnd) -> bool:
+        return not name.startswith("groups/") or is_due(round_of(name), end, self._retention)
 
     def _delete(self, ripe: Sequence[ObjectSet]) -> Removed:
         """Look at chain and pins once more, then delete; a manifest goes first, for it says that a set is whole."""

@@ -141,6 +141,18 @@ def test_more_versions_kept_after_a_restart_are_released(grown: HandRun) -> None
     assert grown.sets() == KEPT | {"v2", "checkpoints/r000001-e1-n"} and grown.marks() == set()
 
 
+def test_more_rounds_kept_after_a_restart_are_not_told_as_deleted(grown: HandRun) -> None:
+    """One is deleted by half: it stays retired, is told as deleted only when it is, and the rest goes when it is due."""
+    grown.retention().apply()
+    half = next(info.key for info in grown.store.list(f"runs/{grown.name}/groups/r000001/"))
+    grown.store.delete(half)
+    grown.retention(keep_rounds=4, ripe_s=3600).apply()
+    assert "groups/r000001" in grown.sets() & grown.marks()
+    assert [phase for phase, sets, _ in grown.moves() if "groups/r000001" in sets] == ["retired"]
+    grown.retention().apply()
+    assert grown.sets() == KEPT and grown.marks() == set()
+
+
 def test_a_pinned_version_survives_until_its_pin_ends(grown: HandRun) -> None:
     grown.pins.pin(grown.version(1), "evaluation of math", 3600)
     retention = grown.retention()

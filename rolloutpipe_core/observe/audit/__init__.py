@@ -51,21 +51,26 @@ def audit_history(
     if chain is None:
         return audit
     missing = check_groups(store, chain.rounds, audit)
-    check_weights(store, run, chain.versions, audit)
+    missing_weights = check_weights(store, run, chain.versions, audit)
     retired: set[str] = set()
     try:
         check_history(_until(events, until_ms, retired), chain, audit)
     except (Damaged, ObjectMissing) as error:
         audit.report("ledger-archive", f"runs/{run}/ledger/", str(error))
+    if f"weights/{chain.versions[-1].sha[:16]}" not in retired:
+        audit.findings += missing_weights
     check_missing(missing, len(chain.rounds), keep_rounds, retired, audit)
     check_registry(registry, chain, audit)
     return audit
 
 
 def _until(events: Iterable[Event], until_ms: int, retired: set[str]) -> Iterator[Event]:
-    """Events before `until_ms`; `retired` gets the sets retired by now, as objects may go while we read."""
+    """Events before `until_ms`; `retired` gets the sets retired by now, as objects go while we read, and not kept."""
     for event in events:
-        if isinstance(event, ObjectsMoved) and event.phase == "retired":
-            retired.update(event.sets)
+        match event:
+            case ObjectsMoved(phase="retired"):
+                retired.update(event.sets)
+            case ObjectsMoved(phase="kept"):
+                retired.difference_update(event.sets)
         if event.at_ms < until_ms:
             yield event

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rolloutpipe_core.domain import WeightVersion, parse_group_id
-from rolloutpipe_core.errors import ObjectMissing
-from rolloutpipe_core.observe.audit.model import Audit, CommittedRound, Membership, Objects
+from rolloutpipe_core.errors import Damaged, ObjectMissing
+from rolloutpipe_core.observe.audit.model import Audit, CommittedRound, Finding, Membership, Objects
 
 
 def check_groups(store: Objects, rounds: Sequence[CommittedRound], audit: Audit) -> list[tuple[int, Membership]]:
@@ -41,31 +41,43 @@ def check_missing(
 
 
 def stored_keep_rounds(store: Objects, run: str) -> int | None:
-    """`retention.keep_rounds` of the configuration that the run began with; None: all, or it is not stored."""
+    """`retention.keep_rounds` of the configuration that the run began with; None: all, or it is not stored.
+
+    Raises Damaged.
+    """
+    key = f"runs/{run}/config.json"
     try:
-        stored = json.loads(store.get(f"runs/{run}/config.json"))
+        keep_rounds = json.loads(store.get(key)).get("retention", {}).get("keep_rounds")
     except ObjectMissing:
         return None
-    keep_rounds: int | None = stored.get("retention", {}).get("keep_rounds")
+    except (ValueError, AttributeError) as error:
+        raise Damaged(f"not a configuration: {key}", given=str(error)) from error
+    if keep_rounds is not None and not isinstance(keep_rounds, int):
+        raise Damaged(f"not a configuration: {key}", given=f"retention.keep_rounds = {keep_rounds!r}")
     return keep_rounds
 
 
-def check_weights(store: Objects, run: str, versions: Sequence[WeightVersion], audit: Audit) -> None:
-    """The versions' manifests have the versions' hashes. Only the newest must still be there, with all its files."""
+def check_weights(store: Objects, run: str, versions: Sequence[WeightVersion], audit: Audit) -> list[Finding]:
+    """The versions' manifests have the versions' hashes; returns what is missing of the newest.
+
+    Only that one must still be there, with all its files, unless it was retired since the chain was read.
+    """
+    missing: list[Finding] = []
     for version in versions:
         key = f"runs/{run}/weights/{version.sha[:16]}/manifest.json"
         try:
             data = store.get(key)
         except ObjectMissing:
             if version == versions[-1]:
-                audit.report("weights-missing", key, f"the newest version {version} has no manifest")
+                missing = [Finding("weights-missing", key, f"the newest version {version} has no manifest")]
             audit.manifests_retired += 1
             continue
         audit.manifests += 1
         if hashlib.sha256(data).hexdigest() != version.sha:
             audit.report("weights-hash", key, f"its bytes are not those of {version}")
         elif version == versions[-1]:
-            _check_files(store, key, data, audit)
+            missing = list(_missing_files(store, key, data))
+    return missing
 
 
 def _check_group(store: Objects, commit: CommittedRound, member: Membership, audit: Audit) -> bool:
@@ -119,12 +131,12 @@ def _content(commit: CommittedRound, member: Membership, table: pa.Table) -> Ite
         yield f"its tokens were sampled by {sorted(map(str, versions))}, the round by {commit.sampled}"
 
 
-def _check_files(store: Objects, key: str, data: bytes, audit: Audit) -> None:
-    """Every file that the manifest names is there, in its size."""
+def _missing_files(store: Objects, key: str, data: bytes) -> Iterator[Finding]:
+    """Files that the manifest names and that are not there in their size."""
     folder = key.removesuffix("manifest.json")
     there = {entry.key: entry.bytes for entry in store.list(folder)}
     for file in json.loads(data)["files"]:
         name = folder + file["name"]
         if there.get(name) != file["bytes"]:
             what = f"{there.get(name, 'no')} bytes, the newest version's manifest says {file['bytes']}"
-            audit.report("weights-missing", name, what)
+            yield Finding("weights-missing", name, what)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from rolloutpipe_core.domain import FinishReason, Group, GroupState, RoundState, Sample, VersionSpan, WeightVersion
-from rolloutpipe_core.errors import ObjectMissing
+from rolloutpipe_core.errors import Damaged, ObjectMissing
 from rolloutpipe_core.ledger.events import GroupMoved, ObjectsMoved, RoundMoved, UpdateSealed, VersionPublished
 from rolloutpipe_core.observe.audit import audit_history
+from rolloutpipe_core.observe.audit.objects import stored_keep_rounds
 from rolloutpipe_core.observe.audit.view import ranges
 from rolloutpipe_core.store.groups import encode_group
 
@@ -532,6 +533,18 @@ def test_objects_that_the_ledger_says_were_retired_may_be_missing(run, at_ms):
     assert (audit.rounds_by_object, audit.rounds_by_hash) == ([0, 2], [1])
 
 
+@pytest.mark.parametrize("at_ms", [95, END_MS + 7])
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_the_newest_weights_may_be_retired_while_it_reads(run, file, at_ms):
+    """The run goes on meanwhile, and what was its head when the audit began is an old version."""
+    name = f"weights/{version(ROUNDS).sha[:16]}"
+    del run.store[f"runs/{RUN}/{name}/{file}"]
+    run.history.events.append(ObjectsMoved("1-0", at_ms, "trainer-1", "retired", (name,), 0, 0))
+    assert run.audit().passed
+    run.history.events.append(ObjectsMoved("2-0", at_ms, "trainer-1", "kept", (name,), 0, 0))
+    assert checks(run.audit()) == {"weights-missing"}
+
+
 def test_weights_of_old_versions_may_be_retired(run):
     del run.store[f"runs/{RUN}/weights/{version(1).sha[:16]}/manifest.json"]
     audit = run.audit()
@@ -572,6 +585,13 @@ def test_updates_assigned_anew_are_fine(run):
     run.history.group(4.5, group_id(0, 1), GroupState.QUEUED, reason="an object is damaged")
     run.history.events += rest
     assert run.audit().passed
+
+
+@pytest.mark.parametrize("stored", [b"{", b"[]", b'{"retention": null}', b'{"retention": {"keep_rounds": "2"}}'])
+def test_a_configuration_that_is_none(run, stored):
+    run.store[f"runs/{RUN}/config.json"] = stored
+    with pytest.raises(Damaged, match="not a configuration"):
+        stored_keep_rounds(run.store, RUN)
 
 
 def test_rounds_as_ranges():

@@ -12,7 +12,8 @@ from rolloutpipe_core.cli.options import AsJson, Bucket, RunName, RunOption
 if TYPE_CHECKING:
     from rolloutpipe_core.ledger.retention import Pins
 
-DURATION = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+DURATION = re.compile(r"(?=.)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+LONGEST_S = 3650 * 86_400
 
 Version = Annotated[int, typer.Argument(metavar="VERSION", min=0, help="Number of the version.", show_default=False)]
 
@@ -73,14 +74,15 @@ def pins(run: RunName = None, as_json: AsJson = False) -> None:
 
 
 def duration_s(text: str) -> float:
-    """`duration_s("1h30m") == 5400.0`; raises BadInput unless it is more than nothing."""
+    """`duration_s("1h30m") == 5400.0`; raises BadInput unless it is more than nothing and at most ten years."""
     from rolloutpipe_core.errors import BadInput
 
     match = DURATION.fullmatch(text)
     days, hours, minutes, rest = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    if total == 0:
-        raise BadInput("not a time", given=repr(text), expected="days, hours, minutes, seconds, as 2h, 1d12h or 90m")
+    if not 0 < total <= LONGEST_S:
+        expected = "days, hours, minutes, seconds, as 2h, 1d12h or 90m, at most 3650d"
+        raise BadInput("not a time", given=repr(text[:80]), expected=expected)
     return float(total)
 
 

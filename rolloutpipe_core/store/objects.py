@@ -311,14 +311,14 @@ class ObjectStore:
     def _persist(self, what: str, attempt: Callable[[Patience], T]) -> T:
         """Try until it works, is refused or the deadline is over."""
         patience = Patience(what, self._deadline_s, self._on_wait)
-        while True:
-            try:
-                result = attempt(patience)
-            except STORE_ERRORS as error:
-                patience.bear(error)
-            else:
-                patience.answered()
-                return result
+        try:
+            while True:
+                try:
+                    return attempt(patience)
+                except STORE_ERRORS as error:
+                    patience.bear(error)
+        finally:
+            patience.ended()
 
 
 def _md5(data: bytes) -> str:

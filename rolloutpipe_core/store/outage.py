@@ -106,8 +106,8 @@ class Patience:
         self._since = time.monotonic()
         self._delay_s = FIRST_DELAY_S
 
-    def answered(self) -> None:
-        """The operation went through."""
+    def ended(self) -> None:
+        """The operation waits no longer, whatever came of it."""
         if self._failures:
             self._on_wait("")
 

@@ -14,6 +14,7 @@ from botocore.exceptions import (
 
 from rolloutpipe_core.errors import ObjectMissing, StoreMisconfigured, StoreUnavailable
 from rolloutpipe_core.store import outage
+from rolloutpipe_core.store.objects import ObjectStore
 from rolloutpipe_core.store.outage import Patience, Verdict, judge
 
 
@@ -123,7 +124,7 @@ def test_a_waiting_call_says_so_and_says_when_it_is_over(monkeypatch):
     said: list[str] = []
     patience = Patience("get k", 10.0, said.append)
     patience.bear(answer(503, "SlowDown"))
-    patience.answered()
+    patience.ended()
     assert len(said) == 2
     assert said[0].startswith("object store (get k): ") and "SlowDown" in said[0]
     assert said[1] == ""
@@ -131,5 +132,33 @@ def test_a_waiting_call_says_so_and_says_when_it_is_over(monkeypatch):
 
 def test_a_call_that_works_at_once_says_nothing():
     said: list[str] = []
-    Patience("get k", 10.0, said.append).answered()
+    Patience("get k", 10.0, said.append).ended()
     assert said == []
+
+
+class Answering:
+    """Answers with these failures in turn, the last one again and again."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self._failures = list(failures)
+
+    def get_object(self, **_: str) -> None:
+        raise self._failures.pop(0) if len(self._failures) > 1 else self._failures[0]
+
+
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        (answer(404, "NoSuchKey", "GetObject"), ObjectMissing),
+        (answer(403, "AccessDenied", "GetObject"), StoreMisconfigured),
+        (answer(503, "SlowDown", "GetObject"), StoreUnavailable),
+        (RuntimeError("a local one"), RuntimeError),
+    ],
+)
+def test_a_call_that_fails_for_good_waits_no_longer(monkeypatch, last, error):
+    """Its caller may live on, as the housekeeper does."""
+    Clock(monkeypatch)
+    said: list[str] = []
+    with pytest.raises(error):
+        ObjectStore(Answering(answer(503, "SlowDown"), last), "bucket", 10.0, said.append).get("k")
+    assert len(said) >= 2 and said[-1] == ""

@@ -142,7 +142,7 @@ def test_more_versions_kept_after_a_restart_are_released(grown: HandRun) -> None
 
 
 def test_more_rounds_kept_after_a_restart_are_not_told_as_deleted(grown: HandRun) -> None:
-    """One is deleted by half: it stays retired, is told as deleted only when it is, and the rest goes when it is due."""
+    """One is deleted by half: it stays retired, and only when it is due and gone, it is told as deleted."""
     grown.retention().apply()
     half = next(info.key for info in grown.store.list(f"runs/{grown.name}/groups/r000001/"))
     grown.store.delete(half)

@@ -15,8 +15,8 @@ import typer
 
 from rolloutpipe_core.cli.connect import check_output
 from rolloutpipe_core.cli.output import console
+from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.config.connections import Connections
-from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.local.servers import LocalServers
 
 from .handover import Latency, Sender, Throughput, busy_cores, measure_latency, measure_throughput
@@ -54,15 +54,11 @@ def main(
     """Measure the hand-over of groups, and the readers of a long ledger."""
     torch.set_num_threads(1)
     sizes = QUICK if quick else FULL
-    try:
-        for what, file, example in (("numbers", json_file, "handoff.json"), ("tables", markdown_file, "handoff.md")):
-            if file is not None:
-                check_output(what, file, example)
-        with tempfile.TemporaryDirectory(prefix="rolloutpipe-") as folder:
-            report = measure(Path(folder), sizes, groups or sizes.ledger_groups)
-    except RolloutPipeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
+    for file, example in ((json_file, "handoff.json"), (markdown_file, "handoff.md")):
+        if file is not None:
+            check_output("report", file, example)
+    with tempfile.TemporaryDirectory(prefix="rolloutpipe-") as folder:
+        report = measure(Path(folder), sizes, groups or sizes.ledger_groups)
     console().print(view(report))
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(report), indent=1) + "\n")
@@ -111,4 +107,4 @@ def _tell(what: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start_alone(main)

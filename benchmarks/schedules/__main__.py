@@ -20,8 +20,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rolloutpipe_core.cli.connect import check_output
 from rolloutpipe_core.cli.output import console
-from rolloutpipe_core.errors import BadInput, RolloutPipeError
+from rolloutpipe_core.cli.start import start_alone
+from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.local.servers import LocalServers
 
 from .loop import Loop
@@ -55,18 +57,17 @@ def main(
     logs: Annotated[Path | None, typer.Option(help="Keep the services' logs in this folder.")] = None,
 ) -> None:
     """Measure the schedules side by side and against their floor."""
-    try:
-        if resume and raw is None:
-            raise BadInput("nothing to go on with", given="--resume", expected="--raw FILE with it")
-        groups, regimes = QUICK_GROUPS if quick else GROUPS, _chosen(regime)
-        planned = cells(groups, [regime.name for regime in regimes], quick)
-        repeats = repeats or (1 if quick else 3)
-        options = Options(regimes, groups, repeats, planned, rows_file, raw, resume, logs)
-        with tempfile.TemporaryDirectory(prefix="rolloutpipe-bench-") as folder:
-            failures = _measure(options, Path(folder))
-    except RolloutPipeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
+    if resume and raw is None:
+        raise BadInput("nothing to go on with", given="--resume", expected="--raw FILE with it")
+    for what, file, example in (("rows", rows_file, "schedules.json"), ("runs", raw, "schedules.jsonl")):
+        if file is not None:
+            check_output(f"file of {what}", file, example)
+    groups, regimes = QUICK_GROUPS if quick else GROUPS, _chosen(regime)
+    planned = cells(groups, [regime.name for regime in regimes], quick)
+    repeats = repeats or (1 if quick else 3)
+    options = Options(regimes, groups, repeats, planned, rows_file, raw, resume, logs)
+    with tempfile.TemporaryDirectory(prefix="rolloutpipe-bench-") as folder:
+        failures = _measure(options, Path(folder))
     for failure in failures:
         typer.echo(f"failed: {failure}", err=True)
     raise typer.Exit(1 if failures else 0)
@@ -138,4 +139,4 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start_alone(main)

@@ -5,7 +5,6 @@ python -m rolloutpipe_benchmarks.schedules.figure ROWS.json OUT.svg
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.observe.svg import Scale, element, figure, label, tip
+
+from .show import read_rows
 
 WIDTH = 1110
 COLUMNS = 2  # panels beside one another: U=2 and U=R
@@ -91,8 +93,8 @@ def main(
     out: Annotated[Path, typer.Argument(help="The SVG to write.")],
 ) -> None:
     """Draw the picture."""
-    out.write_text(draw(json.loads(rows.read_text())))
+    out.write_text(draw(read_rows(rows)))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start_alone(main)

@@ -11,6 +11,8 @@ import typer
 from rich.table import Table
 
 from rolloutpipe_core.cli.output import table
+from rolloutpipe_core.cli.start import start_alone
+from rolloutpipe_core.errors import BadInput
 
 from .summary import Row
 
@@ -45,6 +47,17 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """What `bench schedules --json` wrote. Raises BadInput when it is something else, or has no row."""
+    try:
+        rows = [{name: row[name] for name in COLUMNS} for row in json.loads(file.read_text())]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        rows = []
+    if not rows:
+        raise BadInput("no rows of a benchmark", given=str(file), expected="what `bench schedules --json` wrote")
+    return rows
+
+
 def _told(row: Row, name: str) -> str:
     median = _number(name, row.facts()[name])
     if name not in WITH_SPREAD or name not in row.measures or row.repeats == 1:
@@ -61,8 +74,8 @@ def _number(name: str, value: Any) -> str:
 
 def main(rows: Annotated[Path, typer.Argument(help="What `bench schedules --json` wrote.")]) -> None:
     """Print the rows as a Markdown table."""
-    typer.echo(markdown(json.loads(rows.read_text())))
+    typer.echo(markdown(read_rows(rows)))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start_alone(main)

@@ -26,11 +26,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
+from rolloutpipe_core.cli.connect import check_output
+from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.config.models import EngineConfig, ModelConfig, SamplingConfig
 from rolloutpipe_core.data.models import POINTER_WALK, resolve_model
 from rolloutpipe_core.data.pointer_walk import pointer_walk_prompts
 from rolloutpipe_core.domain import WeightVersion
-from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.noise import sample_seed
 
 from .engines.policy import cache_argument
@@ -191,15 +192,13 @@ def main(
     """Measure the `torch` engine against plain generation loops."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    try:
-        report = asyncio.run(measure(resolve_model(model), groups=16 if quick else 64, turns=3 if quick else 9))
-    except RolloutPipeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
+    if json_file is not None:
+        check_output("report", json_file, "engine.json")
+    report = asyncio.run(measure(resolve_model(model), groups=16 if quick else 64, turns=3 if quick else 9))
     Console().print(render(report))
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    start_alone(main)

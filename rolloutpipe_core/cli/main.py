@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import signal
-import sys
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from rolloutpipe_core import __version__
 from rolloutpipe_core.cli import bench, certify, config, doctor, pins, read, run, servers
-from rolloutpipe_core.errors import BadInput, RolloutPipeError
-
-INTERRUPTED = 130  # as a shell reports Ctrl-C
-
-
-class Commands(TyperGroup):
-    """Turns our errors, and the system's, into one line on stderr (one a problem) and the error's exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RolloutPipeError as error:
-            for line in str(error).splitlines():
-                typer.echo(f"error: {line}", err=True)
-            raise typer.Exit(error.exit_code) from None
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output has left; click ends quietly
-                raise
-            typer.echo(f"error: {_system_error(error)}", err=True)
-            raise typer.Exit(BadInput.exit_code) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-
-
-def _system_error(error: OSError) -> str:
-    """`Permission denied: /root/report.html`"""
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return ": ".join([error.strerror or str(error) or type(error).__name__, *names])
-
+from rolloutpipe_core.cli.start import Commands, start
 
 app = typer.Typer(
     cls=Commands,
@@ -91,11 +58,5 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Entry point `rolloutpipe`. A termination signal unwinds the stack, so that what was started is stopped."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _unwind)
-    app()
-
-
-def _unwind(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+    """Entry point `rolloutpipe`."""
+    start(app)

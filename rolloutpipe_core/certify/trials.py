@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from rolloutpipe_core.certify.variants import SCHEDULES, Variant, all_variants, 
 from rolloutpipe_core.config.load import load_config
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.errors import BadInput
+
+COUNT = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ def plan_trials(
     nonce = secrets.token_hex(3)
     trials = [
         _trial(base, file, overrides, variant, run_name(base.run, nonce, variant))
-        for variant in all_variants(_kinds(kinds), _counts(workers))
+        for variant in all_variants(_kinds(kinds), _counts(workers, base.schedule.groups_per_round))
     ]
     if len(trials) < 2:
         raise BadInput(
@@ -53,8 +56,13 @@ def _kinds(kinds: Sequence[str]) -> Sequence[str]:
     return kinds
 
 
-def _counts(text: str) -> list[int]:
+def _counts(text: str, groups: int) -> list[int]:
+    """At most one worker a group: more would stay idle."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise BadInput("not numbers of rollout workers", given=text, expected="a form like 1,2")
+    if not all(COUNT.fullmatch(part) and 0 < int(part) <= groups for part in parts):
+        raise BadInput(
+            "not numbers of rollout workers",
+            given=repr(text[:80]),
+            expected=f"a form like 1,2, each at most groups_per_round = {groups}",
+        )
     return sorted({int(part) for part in parts})

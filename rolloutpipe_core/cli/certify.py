@@ -53,15 +53,19 @@ def certify(
     from rolloutpipe_core.cli.processes import service_environment
     from rolloutpipe_core.config.connections import Connections
     from rolloutpipe_core.config.load import load_config
+    from rolloutpipe_core.errors import BadInput
     from rolloutpipe_core.local.servers import LocalServers
 
     check_output("certificate", output, "certificate.json")
     forced = [f"deterministic={str(not tolerance).lower()}", f"schedule.rounds={1 if tolerance else rounds}"]
     base = load_config(config, [*overrides, *forced])
     trials = plan_trials(base, config, overrides, schedule or (), workers)
-    output.unlink(missing_ok=True)  # an earlier one must not stand for a certification that fails
+    if output.exists() and output.samefile(config):
+        raise BadInput("the certificate would replace the config", given=str(output), expected="another file")
     with LocalServers.start(Path(), die_with_parent=True) if local else nullcontext() as servers:
-        certification = _compare(base, config, trials, servers.connections if servers else Connections.read())
+        connections = servers.connections if servers else Connections.read()
+        output.unlink(missing_ok=True)  # an earlier one must not stand for a certification that fails
+        certification = _compare(base, config, trials, connections)
     threads = "1" if base.deterministic else service_environment(os.environ)["OMP_NUM_THREADS"]
     output.write_text(json.dumps(certificate(certification, threads, datetime.now(UTC)), indent=1) + "\n")
     _print(certification, output)

@@ -282,11 +282,17 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="kill-test", description="Kill everything, everywhere; then check.")
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=_at_least_one, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lanes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--lanes", type=_at_least_one, default=2, help="runs at a time")
     parser.add_argument("--lane", type=int, default=None, help="play this lane's share alone")
     parser.add_argument("--only", type=int, default=None, help="play this run of the matrix alone, and show its report")
     parser.add_argument("--failures", type=Path, default=FAILURES, help="where folders of failed runs are kept")
@@ -294,6 +300,8 @@ def main() -> int:
     options = parser.parse_args()
     plans = plan_runs(options.seed, options.kills)
     if options.only is not None:
+        if options.only not in range(len(plans)):
+            parser.error(f"argument --only: {options.only} is no run of this matrix, which has 0 to {len(plans) - 1}")
         plans = plans[options.only : options.only + 1]
         for deed in plans[0].deeds:
             sys.stderr.write(f"{deed}\n")

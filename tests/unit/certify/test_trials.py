@@ -70,8 +70,9 @@ def test_the_promise(file, changes, promised):
     ("arguments", "told"),
     [
         ({"kinds": ["fifo"]}, "no such schedule; given: fifo; expected: one of: cgp, cgp\\+fgd, serial, stream"),
-        ({"workers": "1,x"}, "not numbers of rollout workers; given: 1,x"),
-        ({"workers": "0"}, "not numbers of rollout workers"),
+        ({"workers": "1,x"}, "not numbers of rollout workers; given: '1,x'"),
+        *(({"workers": text}, "not numbers of rollout workers") for text in ("0", "", "1,", "-1", "²", "9" * 5000)),
+        ({"workers": "1,17"}, "given: '1,17'; expected: a form like 1,2, each at most groups_per_round = 16"),
         ({"kinds": ["serial"], "workers": "1"}, "nothing to compare; given: 1 run"),
     ],
 )

@@ -168,6 +168,19 @@ def test_a_system_error_is_one_line(tmp_path: Path) -> None:
     assert line.startswith("error: ") and ".rolloutpipe" in line
 
 
+@pytest.mark.parametrize(
+    "arguments", [[], ["--output", "run.yaml", "--local"]], ids=["no servers", "the config itself"]
+)
+def test_certify_that_cannot_begin_removes_no_file(arguments: list[str], config: Path) -> None:
+    earlier = config.with_name("certificate.json")
+    earlier.write_text("{}")
+    result = rolloutpipe("certify", "run.yaml", *arguments, cwd=config.parent)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert (earlier.read_text(), config.read_text()) == ("{}", SMALL)
+
+
 def test_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"rolloutpipe {__version__}\n")

@@ -139,7 +139,10 @@ def timeline(
     from rolloutpipe_core.observe.timeline_svg import timeline_svg
 
     reader = reader_of(run)
-    end = reader.current_round() or 0 if round is None else round
+    # A Redis that was emptied may know of the archive's rounds alone.
+    end = max(reader.current_round() or 0, reader.archived_round()) if round is None else round
+    if end > int(reader.run_state().get("version", 0)):  # round r samples with version r
+        raise _no_such_round(reader, end)
     # With the round before: it tells when the period of the first one began.
     lines = Timelines(reader.events(rounds=range(max(end - last, 0), end + 1))).rounds()
     pairs = zip(lines, all_round_metrics(lines), strict=True)

@@ -15,6 +15,7 @@ from rolloutpipe_core.cli.main import app
 from rolloutpipe_core.config.connections import Connections, S3Connection
 from rolloutpipe_core.observe.measures import all_round_metrics
 from rolloutpipe_core.observe.timeline import Timelines
+from rolloutpipe_core.preparation import register_run
 
 from ..ledger.archived import ROUND, START, Archived
 
@@ -84,6 +85,31 @@ def test_what_redis_has_forgotten(ask: Ask, run: Archived) -> None:
         told = ask(command, name, "--round", "4")
         expected = f"error: run {name} has no such round; given: 4; expected: a round from 0 to 3\n"
         assert (told.exit_code, told.stderr) == (2, expected)
+
+
+def test_more_rounds_than_any_run_has(ask: Ask, run: Archived) -> None:
+    told = ask("timeline", run.keys.name, "--round", "3", "--last", f"{10**15}", "--json")
+    assert [pair["metrics"]["round"] for pair in json.loads(told.stdout)] == [0, 1, 2, 3]
+    told = ask("timeline", run.keys.name, "--round", f"{10**15}", "--last", f"{10**15}")
+    expected = f"error: run {run.keys.name} has no such round; given: {10**15}; expected: a round from 0 to 3\n"
+    assert (told.exit_code, told.stderr) == (2, expected)
+
+
+def test_a_redis_that_was_emptied_and_restored(ask: Ask, run: Archived) -> None:
+    """No round is open yet: the newest one that anybody knows of is the archive's last."""
+    run.redis.delete(*run.redis.scan_iter(f"{run.keys.prefix}*"))
+    register_run(run.hand.client, run.hand.head, "trainer")
+    run.trainer = run.take_role()
+    run.archivist().reconcile()
+    name = run.keys.name
+    told = json.loads(ask("timeline", name, "--json").stdout)
+    assert [pair["metrics"]["round"] for pair in told] == [2]
+    for command in (["status", name], ["groups", name], ["audit", name, "--bucket", run.store.bucket], ["pins", name]):
+        told = ask(*command)
+        assert told.exception is None or isinstance(told.exception, SystemExit), command
+    for command in ("timeline", "groups"):
+        told = ask(command, name, "--round", "3")
+        assert (told.exit_code, told.stderr.partition(";")[0]) == (2, f"error: run {name} has no such round")
 
 
 def test_what_is_in_redis_needs_no_store(run: Archived, connections: Connections) -> None:

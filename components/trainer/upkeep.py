@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.housekeeper import Housekeeper
 from rolloutpipe_core.ledger.archivist import LedgerArchivist
@@ -25,4 +27,5 @@ def make_housekeeper(
     def tend() -> None:
         archivist.tend(int(reader.run_state()["version"]) - 1)
 
-    return Housekeeper([archivist.reconcile, tend, retention.apply], told.housekept)
+    works = [archivist.reconcile, tend, retention.apply]
+    return Housekeeper(works, partial(told.housekept, keep.keep_rounds))

@@ -108,10 +108,10 @@ class RetentionLedger:
         """Objects in these sets that were nobody's are deleted."""
         self._settle("swept", sets, objects, bytes)
 
-    def housekept(self, error: str = "") -> None:
-        """A pass of the housekeeper ended."""
+    def housekept(self, keep_rounds: int | None, error: str = "") -> None:
+        """A pass of the housekeeper ended, which keeps so many rounds (None: all)."""
         keys, (epoch, nonce, _) = self._client.keys, self._epoch.token
-        self._client.call("housekept", [keys.run, keys.ledger], [epoch, nonce, error])
+        self._client.call("housekept", [keys.run, keys.ledger], [epoch, nonce, error, keep_rounds or ""])
 
     def _settle(self, phase: str, sets: Iterable[str], objects: int, bytes: int) -> None:
         keys = self._client.keys

@@ -24,11 +24,15 @@ __all__ = ["Audit", "Finding", "Objects", "audit_history", "audit_run"]
 def audit_run(reader: LedgerReader, store: Objects, keep_rounds: int | None = None) -> Audit:
     """Check a run, finished or not, as it stands now. Raises what the ledger or the store raise when they are away.
 
-    `keep_rounds`: the last so many rounds must still have their objects; None: as the run's configuration says.
+    `keep_rounds`: the last so many rounds must still have their objects; None: as the run's configuration says, or
+    as its last trainer went by, if that is less.
     """
     until_ms = reader.server_time_ms()
     registry = [version for version, _ in reader.versions()]
-    keep_rounds = stored_keep_rounds(store, reader.keys.name) if keep_rounds is None else keep_rounds
+    if keep_rounds is None:
+        told = reader.run_state().get("keep_rounds")
+        limits = [stored_keep_rounds(store, reader.keys.name), int(told) if told else None]
+        keep_rounds = min((limit for limit in limits if limit is not None), default=None)
     return audit_history(reader.keys.name, store, reader.events(), registry, until_ms, keep_rounds)
 
 

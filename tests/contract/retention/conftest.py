@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ class HandRun:
 
     def weights(self, content: str) -> str:
         """Upload a directory of weights; returns its manifest's hash, which also depends on the run."""
-        manifest = f"{self.name} {content}".encode()
+        manifest = json.dumps({"files": [], "run": self.name, "content": content}).encode()
         prefix = weights_prefix(self.name, sha256_hex(manifest))
         self.store.put(f"{prefix}/model.safetensors", content.encode())
         self.store.put(f"{prefix}/manifest.json", manifest)

@@ -10,6 +10,7 @@ import pytest
 from rolloutpipe_core.errors import Damaged, Fenced, ObjectMissing
 from rolloutpipe_core.ledger.retention import RetentionLedger
 from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.observe.audit import audit_run
 from rolloutpipe_core.preparation import register_run
 from rolloutpipe_core.retention.sweep import Removed
 
@@ -191,6 +192,26 @@ def test_an_emptied_redis_gets_a_grace(grown: HandRun) -> None:
     retention.apply()
     retention.apply()
     assert grown.sets() == KEPT | {"v0", "v1", "v2"}
+
+
+def test_what_a_smaller_limit_deleted_before_redis_was_emptied(grown: HandRun) -> None:
+    """The run began with 50 rounds and went on with 2; Redis, which was told what was retired, is lost."""
+    grown.put("config.json", grown.config(keep_rounds=50).model_dump_json().encode())
+    for _ in range(2):
+        grown.retention().apply()
+    grown.client.redis.delete(*grown.client.redis.scan_iter(f"{grown.client.keys.prefix}*"))
+    register_run(grown.client, grown.links[-1], "test")
+    ledger = TrainerLedger.take_role(grown.client, "test", 0)
+
+    def missing() -> set[str]:
+        audit = audit_run(grown.reader, grown.store)
+        return {finding.where for finding in audit.findings if finding.check == "object-missing"}
+
+    assert len(missing()) == 2 * GROUPS
+    RetentionLedger(grown.client, ledger.epoch).housekept(2)
+    assert missing() == set()
+    grown.store.delete(gone := grown.links[3].commit.groups[0].object)
+    assert missing() == {gone}
 
 
 def test_a_bucket_that_lost_commits_is_left_alone(grown: HandRun) -> None:

@@ -65,14 +65,16 @@ class Sender:
         environment = {**service_environment(os.environ), **connections.environment()}
         command = [sys.executable, "-m", "rolloutpipe_benchmarks.handoff.sender"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, process_group=0
+        )  # in a group of its own: Ctrl-C is ours, and we end it
 
     def __enter__(self) -> Sender:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         assert self._process.stdin is not None
+        if failed is not None:  # it may be in the middle of something
+            self._process.kill()
         self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -106,7 +108,7 @@ def busy_cores() -> Iterator[None]:
     """A compute loop on each of this process's cores."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0)):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", SPIN, str(core)]))
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", SPIN, str(core)], process_group=0))
             stack.callback(process.kill)
         yield
 

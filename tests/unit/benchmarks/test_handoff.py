@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from rolloutpipe_benchmarks.handoff.critical_path import critical_path
-from rolloutpipe_benchmarks.handoff.handover import latency_of, throughput_of
+from rolloutpipe_benchmarks.handoff.handover import Sender, busy_cores, latency_of, throughput_of
 from rolloutpipe_benchmarks.handoff.report import Table
 
+from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.domain import GroupState
 from rolloutpipe_core.observe.timeline import GroupTimeline, Move, RoundTimeline, UpdateTimeline
@@ -81,3 +85,19 @@ def test_the_ratio_is_that_of_the_turns() -> None:
 def test_a_table_as_markdown() -> None:
     made = Table("Title", ("a", "b"), (("1", "2"),))
     assert made.markdown() == "**Title**\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+def test_ctrl_c_reaches_the_benchmark_alone_which_ends_its_processes() -> None:
+    """A terminal signals a process group."""
+    servers = {"ROLLOUTPIPE_REDIS_URL": "redis://127.0.0.1:1", "ROLLOUTPIPE_S3_ENDPOINT": "http://127.0.0.1:1"}
+    before = children()
+    with pytest.raises(KeyboardInterrupt), Sender(Connections.read(servers)), busy_cores():
+        started = children() - before
+        assert len(started) == 1 + len(os.sched_getaffinity(0))
+        assert os.getpgrp() not in {os.getpgid(child) for child in started}
+        raise KeyboardInterrupt
+    assert not children() & started
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}

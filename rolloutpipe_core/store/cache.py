@@ -85,17 +85,20 @@ class DirectoryCache:
             time.sleep(POLL_S)
 
     def _remove_old(self, newest: Path) -> None:
-        """Remove entries beyond the newest, and what killed downloads left; what is locked is in use."""
+        """Remove entries beyond the newest, and what killed and failed downloads left; what is locked is in use."""
         entries = [path for path in self._directory.iterdir() if path.is_dir() and path.suffix != PARTIAL]
         entries.sort(key=_modified, reverse=True)
-        left = [path.with_suffix("") for path in self._directory.glob(f"*{PARTIAL}")]
-        for entry in [*entries[self._keep :], *left]:
+        old = set(entries[self._keep :])
+        partial = {path.with_suffix("") for path in self._directory.glob(f"*{PARTIAL}")}
+        failed = {path.with_suffix("") for path in self._directory.glob("*.lock")}.difference(entries)
+        for entry in old | partial | failed:
             lock = _try_lock(entry, LOCK_EX) if entry != newest else None
             if lock is not None:
                 with lock:
                     shutil.rmtree(_partial(entry), ignore_errors=True)
-                    if entry not in entries[: self._keep]:
+                    if entry in old:
                         shutil.rmtree(entry, ignore_errors=True)
+                    if not entry.is_dir():  # else another has just filled it
                         _lock_path(entry).unlink(missing_ok=True)
 
 

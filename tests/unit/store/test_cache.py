@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutpipe_core.errors import Damaged, DeadlineExceeded
+from rolloutpipe_core.errors import Damaged, DeadlineExceeded, ObjectMissing
 from rolloutpipe_core.store.cache import DirectoryCache
 
 
@@ -157,3 +157,17 @@ def test_what_a_killed_download_left_goes_with_the_next_fetch(tmp_path):
     with DirectoryCache(tmp_path) as cache:
         assert (cache.fetch("v2", fill) / "file").read_text() == "two"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v2", "v2.lock", "v3", "v3.lock"]
+
+
+def test_the_locks_of_failed_fills_go_with_the_next_fetch(tmp_path):
+    """Weights that were deleted before a slow worker came for them, version after version."""
+
+    def missing(_: Path) -> None:
+        raise ObjectMissing("no such object")
+
+    with DirectoryCache(tmp_path) as cache:
+        for name in ("a", "b", "c"):
+            with pytest.raises(ObjectMissing):
+                cache.fetch(name, missing)
+        cache.fetch("d", content("d"))
+    assert locks(tmp_path) == ["d"] and entries(tmp_path) == ["d"]

@@ -223,7 +223,7 @@ class RetentionConfig(Section):
     """What a run keeps, and for how long (docs/retention.md). Commits and the ledger's archive always stay."""
 
     keep_rounds: Positive | None = 50
-    """Rounds whose group objects, ledger events and keys stay at hand after their commit; unset: all."""
+    """Rounds whose group objects, ledger events and keys stay at hand after their commit; `null`: all."""
     keep_versions: Positive = 3
     """Newest versions whose weights and trainer state stay, the head's included; pinned ones stay besides."""
     orphan_age_s: Seconds = 86400.0

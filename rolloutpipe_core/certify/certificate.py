@@ -30,6 +30,7 @@ def certificate(certification: Certification, threads: str, made: datetime) -> d
         "config_sha256": config_sha(config),
         "compared": "to the bit" if config.deterministic else "within rounding",
         "promise": certification.promise if config.deterministic else "first round",
+        "weights_moved": certification.moved,
         "tolerance": None if config.deterministic else TOLERANCES[config.model.dtype]._asdict(),
         "machine": machine() | {"threads": threads},
         "runs": [asdict(result) for result in certification.results],

@@ -51,6 +51,11 @@ class Certification:
     def certified(self) -> bool:
         return all(result.difference is None for result in self.results)
 
+    @property
+    def moved(self) -> bool:
+        """Whether any round changed the weights; not when all rewards of each group are equal."""
+        return any(len({*result.weights}) > 1 for result in self.results)
+
     def add(self, variant: Variant, run: str, seconds: float) -> Result:
         """Compare a run that is complete. Raises Damaged when its objects are not what it committed."""
         evidence = read_evidence(self._store, run)

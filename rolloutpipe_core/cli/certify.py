@@ -141,6 +141,12 @@ def _print(certification: Certification, output: Path) -> None:
     how = "to the bit" if certification.config.deterministic else "within rounding"
     title = f"{certification.config.run}: {verdict} {how}, {certification.promise}"
     console().print(table(title, columns, rows, numbers=("workers", "s")))
+    if not certification.moved:
+        console().print(
+            "warning: no round moved the weights, so that their equality shows nothing; "
+            "do: take more or longer samples, until the rewards within a group differ",
+            highlight=False,
+        )
     if not certification.certified:
         names = ", ".join(result.run for result in certification.results)
         console().print(f"these runs stay, to be looked at: {names}", highlight=False)

@@ -69,7 +69,7 @@ def test_a_certificate(certify: Certify) -> None:
     assert f"{certify.run}: certified to the bit, every round" in done.stdout
     content = certify.certificate
     assert (content["certified"], content["compared"], content["promise"]) == (True, "to the bit", "every round")
-    assert content["config"]["deterministic"] is True
+    assert (content["config"]["deterministic"], content["weights_moved"]) == (True, True)
     serial, stream = content["runs"]
     assert (serial["schedule"], stream["schedule"]) == ("serial", "stream")
     for hashes, count in (("samples", 1), ("weights", 2), ("optimizer_states", 1)):

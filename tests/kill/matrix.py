@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from rolloutpipe_core.cli.start import INTERRUPTED
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.local import leash
@@ -45,6 +48,7 @@ TOP_UPS, MOST_TOP_UPS = 10_000, 8
 """Number of the first run that makes good what others missed, and how many a lane plays."""
 ALL_POINTS = 200
 """A matrix of so many kills is at every point."""
+LANE_END_S = 20.0
 FAILURES = Path(".rolloutpipe") / "kill-test"
 
 
@@ -213,11 +217,20 @@ def run_matrix(seed: int, kills: int, lanes: int, failures: Path) -> dict[str, A
         for follower in followers:
             follower.join()
     finally:
-        for process in shares:
-            process.kill()
+        _end(shares)
     crashed = [f"lane {lane} ended with status {process.wait()}" for lane, process in enumerate(shares)]
     crashed = [line for line in crashed if not line.endswith(" 0")]
     return summary(seed, reports, time.monotonic() - started, crashed)
+
+
+def _end(lanes: list[subprocess.Popen[str]]) -> None:
+    """Those that still play unwind, so that their folders go with them."""
+    for lane in lanes:
+        lane.send_signal(signal.SIGINT)
+    for lane in lanes:
+        with suppress(subprocess.TimeoutExpired):
+            lane.wait(LANE_END_S)
+        lane.kill()
 
 
 def _start_lane(seed: int, kills: int, lane: int, lanes: int, failures: Path) -> subprocess.Popen[str]:
@@ -225,7 +238,8 @@ def _start_lane(seed: int, kills: int, lane: int, lanes: int, failures: Path) ->
     options = [part for name, value in numbers.items() for part in (f"--{name}", str(value))]
     leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable]
     command = [*leashed, "-m", __package__ + ".matrix", *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    # In a group of its own: Ctrl-C is ours, and a lane is told once.
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, process_group=0)
 
 
 def summary(seed: int, reports: list[dict[str, Any]], seconds: float, crashed: list[str]) -> dict[str, Any]:
@@ -320,4 +334,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count, islice
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.data.pointer_walk import SYMBOLS, Walk, generate_walk, pair
 from rolloutpipe_core.errors import RolloutPipeError
 
@@ -196,7 +196,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except RolloutPipeError as error:
-        sys.exit(str(error))
+    start_alone(main)

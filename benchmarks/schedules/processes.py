@@ -93,7 +93,7 @@ def _serve(role: str, arguments: list[str], folder: str, core: int, log: str) ->
     """In the child: one core, one torch thread, the log, and then the service itself."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # the fork server ends with the benchmark
     os.sched_setaffinity(0, {core})
-    with open(log, "ab", buffering=0) as file:  # noqa: PTH123
+    with Path(log).open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(folder)

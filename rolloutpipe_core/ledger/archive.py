@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -169,7 +170,7 @@ class Archive:
 
     def entries(self, parts: Iterable[Part], rounds: Collection[int] | None = None) -> Iterator[Entry]:
         """The union of the parts, or of what they hold of some rounds. Raises Damaged and ObjectMissing."""
-        return union((place(part.first), lambda part=part: self._open(part, rounds)) for part in parts)  # type: ignore[misc]
+        return union((place(part.first), partial(self._open, part, rounds)) for part in parts)
 
     def _open(self, part: Part, rounds: Collection[int] | None = None) -> Iterator[Entry]:
         return decode_part(self.store.get(part.key), rounds)

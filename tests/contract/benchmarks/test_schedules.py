@@ -42,6 +42,6 @@ def test_a_cell_and_a_floor_are_measured_and_a_failure_is_told(bench: Bench) -> 
     assert floor.groups_per_update == 2
     assert max(floor.rollout_s, floor.training_s) < floor.floor_s < floor.rollout_s + floor.training_s
 
-    os.unlink(bench.inputs[SMALL.name].model / "tokenizer.json")  # noqa: PTH108
+    (bench.inputs[SMALL.name].model / "tokenizer.json").unlink()
     with pytest.raises(CellFailed, match=r"rollout of run small-u2-cgp-r1 exited with 2; given: .*tokenizer"):
         bench.cell(SMALL, Cell(SMALL.name, 2, "cgp", None), 1)

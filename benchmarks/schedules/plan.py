@@ -44,11 +44,11 @@ class Regime:
 
 
 REGIMES = (
-    Regime("rollout-bound", Shape(320, 32, 64, 14, 1, 1, 16), 32, 800),
+    Regime("rollout-bound", Shape(320, 32, 64, 15, 1, 1, 16), 32, 800),
     Regime("balanced", Shape(288, 32, 64, 14, 1, 1, 16), 512, 640),
     Regime(
         "trainer-bound",
-        Shape(96, 32, 64, 13, 1, 1, 16),
+        Shape(96, 32, 64, 14, 1, 1, 16),
         416,
         240,
         {"loss": {"kl_coefficient": 0.01}, "trainer": {"gradient_checkpointing": True}},

@@ -16,7 +16,7 @@ GROUPS, QUICK_GROUPS = 32, 16  # R
 SAMPLES = 8  # K
 SLOTS = 64
 WIDTH = 8  # F_w where it is not swept: the frontier fills all slots
-SWEEP = {"hard": (2, 4, 8), "fill": (2, 8)}  # F_w
+SWEEP = {"hard": (2, 8), "fill": (2, 8)}  # F_w
 SWEPT = ("balanced", 2)
 SEED = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,8 +54,9 @@ def _reasons(group: Group, ref: GroupRef, expected: Expectation) -> Iterator[str
     indices = sorted(sample.index for sample in group.samples)
     if indices != list(range(expected.samples_per_group)):
         yield f"wrong samples: indices {indices}, expected 0 to {expected.samples_per_group - 1}"
+    sound = _all_sound(group.samples, expected.vocabulary)
     for sample in group.samples:
-        for reason in _sample(sample, expected):
+        for reason in (*_shape(sample, expected.version), *(() if sound else _values(sample, expected.vocabulary))):
             yield f"sample {sample.index}: {reason}"
     if group.tokens != ref.tokens:
         yield f"wrong tokens: object {group.tokens}, announced {ref.tokens}"
@@ -76,7 +77,21 @@ def _identity(group: Group, ref: GroupRef, expected: Expectation) -> Iterator[st
         yield f"wrong samples: object {len(group.samples)}, announced {ref.samples}"
 
 
-def _sample(sample: Sample, expected: Expectation) -> Iterator[str]:
+def _all_sound(samples: Sequence[Sample], vocabulary: int | None) -> bool:
+    """Whether `_values` has nothing to say of any sample: the whole group's numbers at once, in a tenth of the time."""
+    logprobs = np.concatenate([sample.behavior_logprobs for sample in samples])
+    masks = np.concatenate([sample.loss_mask for sample in samples])
+    numbers = [number for sample in samples for number in (sample.reward, sample.advantage)]
+    # A nan makes both extremes nan, which no comparison holds for.
+    sound = logprobs.min(initial=0.0) > -math.inf and logprobs.max(initial=-1.0) <= LARGEST_LOGPROB
+    sound = sound and masks.max(initial=0) <= 1 and all(map(math.isfinite, numbers))
+    if not sound or vocabulary is None:
+        return bool(sound)
+    ids = np.concatenate([ids for sample in samples for ids in (sample.prompt_ids, sample.response_ids)])
+    return bool(ids.min(initial=0) >= 0 and ids.max(initial=0) < vocabulary)
+
+
+def _shape(sample: Sample, version: WeightVersion) -> Iterator[str]:
     if sample.finish_reason is FinishReason.ABORT:
         yield "aborted"
     length = len(sample.response_ids)
@@ -86,7 +101,10 @@ def _sample(sample: Sample, expected: Expectation) -> Iterator[str]:
         yield "empty prompt"
     if not length == len(sample.behavior_logprobs) == len(sample.loss_mask):
         yield (f"unequal lengths: {length} ids, {len(sample.behavior_logprobs)} logprobs, {len(sample.loss_mask)} mask")
-    yield from _spans(sample, expected.version)
+    yield from _spans(sample, version)
+
+
+def _values(sample: Sample, vocabulary: int | None) -> Iterator[str]:
     if not np.isfinite(sample.behavior_logprobs).all():
         yield "logprob not finite"
     elif (sample.behavior_logprobs > LARGEST_LOGPROB).any():
@@ -97,10 +115,10 @@ def _sample(sample: Sample, expected: Expectation) -> Iterator[str]:
         yield "reward not finite"
     if not math.isfinite(sample.advantage):
         yield "advantage not finite"
-    if expected.vocabulary is not None:
+    if vocabulary is not None:
         ids = np.concatenate([sample.prompt_ids, sample.response_ids])
-        if ((ids < 0) | (ids >= expected.vocabulary)).any():
-            yield f"id outside the vocabulary of {expected.vocabulary}"
+        if ((ids < 0) | (ids >= vocabulary)).any():
+            yield f"id outside the vocabulary of {vocabulary}"
 
 
 def _spans(sample: Sample, version: WeightVersion) -> Iterator[str]:

@@ -27,6 +27,7 @@ from botocore.exceptions import ClientError
 
 from rolloutpipe_core.errors import Damaged, ObjectMissing
 from rolloutpipe_core.store.outage import STORE_ERRORS, OnWait, Patience, error_code, http_status, ignore
+from rolloutpipe_core.store.wire import Wire
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class ObjectStore:
 
     def __init__(self, client: Any, bucket: str, deadline_s: float = 60.0, on_wait: OnWait = ignore) -> None:
         self._client = client
+        self._wire = Wire(client, bucket)
         self.bucket = bucket
         self._deadline_s = deadline_s
         self._on_wait = on_wait
@@ -132,18 +134,7 @@ class ObjectStore:
     def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """The whole object. Raises ObjectMissing, and Damaged when it is larger than `max_bytes`."""
 
-        def attempt() -> bytes:
-            response = self._client.get_object(Bucket=self.bucket, Key=key)
-            with closing(response["Body"]) as body:
-                if max_bytes is not None and response["ContentLength"] > max_bytes:
-                    raise Damaged(
-                        f"object too large: {key}",
-                        given=f"{response['ContentLength']} bytes",
-                        expected=f"at most {max_bytes} bytes",
-                    )
-                return bytes(body.read())
-
-        return self._call(f"get {key}", attempt)
+        return self._call(f"get {key}", lambda: self._wire.get(key, max_bytes))
 
     def put(self, key: str, data: bytes) -> None:
         """Write the object, over what may be there."""
@@ -158,7 +149,7 @@ class ObjectStore:
 
         def attempt() -> PutResult:
             try:
-                self._put(key, data, IfNoneMatch="*")
+                self._put(key, data, {"If-None-Match": "*"})
             except ClientError as error:
                 if http_status(error) != PRECONDITION_FAILED:
                     raise
@@ -168,9 +159,9 @@ class ObjectStore:
 
         return self._call(f"put if absent {key}", attempt)
 
-    def _put(self, key: str, data: bytes, **more: Any) -> None:
+    def _put(self, key: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
         # Without a checksum SeaweedFS 4.48 stores an empty object when the connection breaks before the body.
-        self._client.put_object(Bucket=self.bucket, Key=key, Body=data, ContentMD5=_md5(data), **more)
+        self._wire.put(key, data, {"Content-MD5": _md5(data), **(headers or {})})
 
     def head(self, key: str) -> ObjectInfo:
         """Size and recorded hash. Raises ObjectMissing."""
@@ -228,24 +219,23 @@ class ObjectStore:
 
         Raises Damaged, and leaves no object, when the file's bytes are not those of `sha256`.
         """
-        metadata = {"Metadata": {"sha256": sha256}}
         size = path.stat().st_size
         if size <= PART_BYTES:
             data = b"".join(_verified(path, sha256, PART_BYTES))
-            self._call(f"put {key}", lambda: self._put(key, data, **metadata))
+            self._call(f"put {key}", lambda: self._put(key, data, {"x-amz-meta-sha256": sha256}))
             return
         parts = _verified(path, sha256, max(PART_BYTES, -(-size // MOST_PARTS)))
         try:
-            self._upload_parts(key, parts, metadata)
+            self._upload_parts(key, parts, sha256)
         except ObjectMissing:
             # The upload is gone: right if an earlier try whose answer was lost completed it.
             if self.head(key).sha256 != sha256:
                 raise
 
-    def _upload_parts(self, key: str, parts: Iterable[bytes], metadata: dict[str, Any]) -> None:
+    def _upload_parts(self, key: str, parts: Iterable[bytes], sha256: str) -> None:
         """Raises ObjectMissing when the upload vanished, and whatever `parts` raises."""
-        address = {"Bucket": self.bucket, "Key": key}
-        created = self._call(f"begin {key}", lambda: self._client.create_multipart_upload(**address, **metadata))
+        address, metadata = {"Bucket": self.bucket, "Key": key}, {"sha256": sha256}
+        created = self._call(f"begin {key}", lambda: self._client.create_multipart_upload(**address, Metadata=metadata))
         upload = {**address, "UploadId": created["UploadId"]}
         done: list[dict[str, Any]] = []
         try:

@@ -1,10 +1,13 @@
 """The probe passes a store that keeps its promise and refuses one that doesn't."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from rolloutpipe_core.errors import StoreRefused
-from rolloutpipe_core.store.objects import ObjectStore, PutOutcome, PutResult
+from rolloutpipe_core.store.objects import PutOutcome, PutResult
 from rolloutpipe_core.store.probe import probe_store, why_refused
+from rolloutpipe_core.store.wire import Wire
 
 
 def test_a_good_store_passes_and_is_left_clean(object_store):
@@ -14,16 +17,16 @@ def test_a_good_store_passes_and_is_left_clean(object_store):
     assert list(object_store.list("probes/")) == []
 
 
-def test_a_store_that_ignores_the_condition_is_refused(seaweedfs, object_store):
+def test_a_store_that_ignores_the_condition_is_refused(object_store, monkeypatch):
     """The real store, with the condition taken away before the request is signed."""
-    client = seaweedfs.client()
+    put = Wire.put
 
-    def forget(params: dict, **_: object) -> None:
-        params["headers"].pop("If-None-Match", None)
+    def forgetful_put(wire: Wire, key: str, data: bytes, headers: Mapping[str, str]) -> None:
+        put(wire, key, data, {name: value for name, value in headers.items() if name != "If-None-Match"})
 
-    client.meta.events.register("before-call.s3.PutObject", forget)
+    monkeypatch.setattr(Wire, "put", forgetful_put)
     with pytest.raises(StoreRefused, match=r"3 of 3 writers created the same key.*SeaweedFS 4.17") as caught:
-        probe_store(ObjectStore(client, object_store.bucket, deadline_s=20.0))
+        probe_store(object_store)
     assert caught.value.exit_code == 7
     assert list(object_store.list("probes/")) == []
 

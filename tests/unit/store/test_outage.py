@@ -137,21 +137,21 @@ def test_a_call_that_works_at_once_says_nothing():
 
 
 class Answering:
-    """Answers with these failures in turn, the last one again and again."""
+    """A client that answers with these failures in turn, the last one again and again."""
 
     def __init__(self, *failures: Exception) -> None:
         self._failures = list(failures)
 
-    def get_object(self, **_: str) -> None:
+    def head_object(self, **_: str) -> None:
         raise self._failures.pop(0) if len(self._failures) > 1 else self._failures[0]
 
 
 @pytest.mark.parametrize(
     ("last", "error"),
     [
-        (answer(404, "NoSuchKey", "GetObject"), ObjectMissing),
-        (answer(403, "AccessDenied", "GetObject"), StoreMisconfigured),
-        (answer(503, "SlowDown", "GetObject"), StoreUnavailable),
+        (answer(404, "NoSuchKey", "HeadObject"), ObjectMissing),
+        (answer(403, "AccessDenied", "HeadObject"), StoreMisconfigured),
+        (answer(503, "SlowDown", "HeadObject"), StoreUnavailable),
         (RuntimeError("a local one"), RuntimeError),
     ],
 )
@@ -160,5 +160,5 @@ def test_a_call_that_fails_for_good_waits_no_longer(monkeypatch, last, error):
     Clock(monkeypatch)
     said: list[str] = []
     with pytest.raises(error):
-        ObjectStore(Answering(answer(503, "SlowDown"), last), "bucket", 10.0, said.append).get("k")
+        ObjectStore(Answering(answer(503, "SlowDown"), last), "bucket", 10.0, said.append).head("k")
     assert len(said) >= 2 and said[-1] == ""

@@ -131,10 +131,9 @@ class ObjectStore:
         """The store's clock, in whole seconds."""
         return parsedate_to_datetime(self.answer_headers()["date"])
 
-    def get(self, key: str, max_bytes: int | None = None) -> bytes:
-        """The whole object. Raises ObjectMissing, and Damaged when it is larger than `max_bytes`."""
-
-        return self._call(f"get {key}", lambda: self._wire.get(key, max_bytes))
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises ObjectMissing."""
+        return self._call(f"get {key}", lambda: self._wire.get(key))
 
     def put(self, key: str, data: bytes) -> None:
         """Write the object, over what may be there."""

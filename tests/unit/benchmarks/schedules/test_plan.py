@@ -18,7 +18,7 @@ def test_every_schedule_in_every_regime_and_the_sweep_in_one() -> None:
     assert count == {
         ("rollout-bound", 2): 5,
         ("rollout-bound", GROUPS): 4,
-        ("balanced", 2): 7,  # hard at three widths, fill at two
+        ("balanced", 2): 7,  # hard and fill at two widths each
         ("balanced", GROUPS): 4,
         ("trainer-bound", 2): 5,
         ("trainer-bound", GROUPS): 4,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from rolloutpipe_core.cli.output import console
 from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.local.servers import LocalServers
+from rolloutpipe_core.scratch import scratch_folder
 
 from .handover import Latency, Sender, Throughput, busy_cores, measure_latency, measure_throughput
 from .long_ledger import measure_long_ledger
@@ -57,8 +57,8 @@ def main(
     for file, example in ((json_file, "handoff.json"), (markdown_file, "handoff.md")):
         if file is not None:
             check_output("report", file, example)
-    with tempfile.TemporaryDirectory(prefix="rolloutpipe-") as folder:
-        report = measure(Path(folder), sizes, groups or sizes.ledger_groups)
+    with scratch_folder() as folder:
+        report = measure(folder, sizes, groups or sizes.ledger_groups)
     console().print(view(report))
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(report), indent=1) + "\n")

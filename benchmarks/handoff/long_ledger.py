@@ -25,7 +25,7 @@ from rolloutpipe_core.errors import LedgerRefused
 from rolloutpipe_core.ledger.client import LedgerClient, script_text
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import RolloutLedger
-from rolloutpipe_core.ledger.trainer import Announced, TrainerLedger
+from rolloutpipe_core.ledger.trainer import TrainerLedger
 from rolloutpipe_core.store import commits
 from rolloutpipe_core.store.commits import Commit, CommitChain, Link, TrainedGroup, TrainedUpdate
 from rolloutpipe_core.store.groups import encode_group, group_key, reference_of
@@ -139,9 +139,6 @@ class Maker:
         after = "0-0"
         while entries := self._trainer.read(after, count=ROUND):
             after = entries[-1].entry
-            for entry in entries:
-                if not isinstance(entry, Announced):
-                    self._trainer.acknowledge(entry.entry)
 
     def _train(self, round: int, index: int, members: Sequence[GroupRef]) -> None:
         for place, ref in enumerate(members):

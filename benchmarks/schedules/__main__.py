@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +24,7 @@ from rolloutpipe_core.cli.output import console
 from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.local.servers import LocalServers
+from rolloutpipe_core.scratch import scratch_folder
 
 from .loop import Loop
 from .measure import Bench, Inputs
@@ -66,8 +66,8 @@ def main(
     planned = cells(groups, [regime.name for regime in regimes], quick)
     repeats = repeats or (1 if quick else 3)
     options = Options(regimes, groups, repeats, planned, rows_file, raw, resume, logs)
-    with tempfile.TemporaryDirectory(prefix="rolloutpipe-bench-") as folder:
-        failures = _measure(options, Path(folder))
+    with scratch_folder() as folder:
+        failures = _measure(options, folder)
     for failure in failures:
         typer.echo(f"failed: {failure}", err=True)
     raise typer.Exit(1 if failures else 0)

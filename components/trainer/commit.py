@@ -5,16 +5,15 @@ last step ──> weights, checkpoint ──> commit (create-if-absent) ──> 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.domain import ENDED_STATES, GroupRef
 from rolloutpipe_core.errors import RunStopped
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.trainer import TrainerLedger
+from rolloutpipe_core.scratch import scratch_folder
 from rolloutpipe_core.store import commits
 from rolloutpipe_core.store.checkpoints import upload_checkpoint
 from rolloutpipe_core.store.commits import Checkpoint, Commit, CommitChain, EndedGroup, Link
@@ -72,8 +71,8 @@ class RoundCommitter:
 
     def _upload(self, head: Link, trainer: Trainer) -> tuple[str, Checkpoint]:
         attempt = f"r{head.next_round:06d}-e{self.ledger.epoch.number}-{self.ledger.epoch.nonce}"
-        with tempfile.TemporaryDirectory(prefix="rolloutpipe-") as folder:
-            weights, state = Path(folder, "weights"), Path(folder, "state")
+        with scratch_folder() as folder:
+            weights, state = folder / "weights", folder / "state"
             weights.mkdir()
             state.mkdir()
             trainer.export_weights(weights)

@@ -104,6 +104,7 @@ class Intake:
         """From now on groups are held to these facts; until then, none of this round is fetched."""
         with self._changed:
             self._facts, self._generation = facts, 0
+            self._markers = [marker for marker in self._markers if marker.round >= facts.round]
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
@@ -136,14 +137,6 @@ class Intake:
         with self._changed:
             gone = {arrival for arrival in self._line if id(arrival.announced.ref) in refs}
         self._remove(gone)
-
-    def acknowledge_markers(self, round: int) -> None:
-        """Put the markers of a published round behind us."""
-        with self._changed:
-            behind = [marker for marker in self._markers if marker.round <= round]
-            self._markers = [marker for marker in self._markers if marker.round > round]
-        for marker in behind:
-            self._ledger.acknowledge(marker.entry)
 
     def _gathered(self) -> Gathered:
         assert self._facts is not None, "begin_round comes first"
@@ -227,7 +220,7 @@ class Intake:
                 elif isinstance(entry, Drained):
                     self._markers.append(entry)
                 else:
-                    log.warning("foreign entry in the FIFO is left alone: %s", entry)
+                    log.warning("an entry of the FIFO is not ours, and is passed over: %s", entry)
         self._tell()
 
     def _tell(self) -> None:

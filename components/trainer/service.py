@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.trainer import Epoch, TrainerLedger
 from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run, store_config
+from rolloutpipe_core.scratch import scratch_folder
 from rolloutpipe_core.store.cache import FILL_DEADLINE_S, DirectoryCache
 from rolloutpipe_core.store.checkpoints import download_checkpoint
 from rolloutpipe_core.store.commits import Commit, CommitChain, Link
@@ -114,7 +114,6 @@ class TrainerService:
                 ledger.trained(facts.round, len(updates))
                 parts.beacon.doing(f"publishing version {facts.round + 1}")
                 head = committer.commit(head, trainer, updates)
-                intake.acknowledge_markers(facts.round)
                 keeper.nudge()
                 self._recoveries = 0
                 log.info("version %d is out after %d updates", head.commit.version.number, len(updates))
@@ -168,9 +167,9 @@ class TrainerService:
             trainer = parts.make_trainer(weights, reference)
             vocabulary = int(json.loads((weights / "config.json").read_text())["vocab_size"])
         if isinstance(commit, Commit) and commit.checkpoint is not None:
-            with tempfile.TemporaryDirectory(prefix="rolloutpipe-") as folder:
-                download_checkpoint(parts.store, commit.checkpoint, Path(folder))
-                trainer.load(Path(folder))
+            with scratch_folder() as folder:
+                download_checkpoint(parts.store, commit.checkpoint, folder)
+                trainer.load(folder)
         return trainer, vocabulary
 
     def _check_not_replaced(self, error: RolloutPipeError) -> None:

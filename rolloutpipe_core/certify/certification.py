@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rolloutpipe_core.certify.difference import Difference, first_difference
 from rolloutpipe_core.certify.evidence import RunEvidence, read_evidence
@@ -17,6 +15,7 @@ from rolloutpipe_core.certify.movement import relative_distance
 from rolloutpipe_core.certify.tolerance import TOLERANCES, Closeness, compare_samples
 from rolloutpipe_core.certify.variants import Variant, promise
 from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.scratch import scratch_folder
 from rolloutpipe_core.store.cache import DirectoryCache
 from rolloutpipe_core.store.objects import ObjectStore
 from rolloutpipe_core.store.weights import fetch_weights, weights_prefix
@@ -101,7 +100,6 @@ class Certification:
             (first.run, first.rounds[0].weights),
             (given.run, given.rounds[0].weights),
         ]
-        folder = TemporaryDirectory(prefix="rolloutpipe-")
-        with folder, DirectoryCache(Path(folder.name), keep=len(versions)) as cache:
+        with scratch_folder() as folder, DirectoryCache(folder, keep=len(versions)) as cache:
             start, expected, other = [fetch_weights(self._store, run, sha, cache) for run, sha in versions]
             return relative_distance(start, expected, other)

@@ -140,16 +140,15 @@ class TrainerLedger:
         keys = [*self._keys.of_round(round), *map(self._keys.group, groups)]
         self.client.call("unassign", keys, [*self.epoch.token, reason])
 
-    def acknowledge(self, entry: str) -> None:
-        keys = [self._keys.run, self._keys.ledger, self._keys.fifo]
-        self.client.call("acknowledge", keys, [self.epoch.number, self.epoch.nonce, entry])
-
     def trained(self, round: int, updates: int) -> None:
         """Every group of the round was consumed. Raises LedgerRefused when a rejection has reopened it."""
         self.client.call("trained", self._keys.of_round(round), [*self.epoch.token, updates])
 
     def publish(self, link: Link, weights_object: str) -> None:
-        """Apply a commit that stands in the chain: registry entry, groups trained or ended, entries acknowledged."""
+        """Apply a commit that stands in the chain: registry entry, groups trained or ended.
+
+        Acknowledged are all FIFO entries of its round and of older ones, and those that are not ours.
+        """
         commit = link.commit
         assert isinstance(commit, Commit)
         version = commit.version

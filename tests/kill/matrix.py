@@ -153,10 +153,14 @@ class Lane:
     def _other_samples(self, plan: RunPlan, evidence: Evidence) -> list[str]:
         """Samples, group by group, against the undisturbed run; in completion order only those of the first round."""
         undisturbed, disturbed = History(self._undisturbed[plan.variant]), History(evidence)
-        rounds = len(disturbed.commits) if VARIANTS[plan.variant].bit_equal else 1
+        variant = VARIANTS[plan.variant]
+        rounds = len(disturbed.commits) if variant.bit_equal else 1
         pairs = list(zip(undisturbed.commits, disturbed.commits, strict=True))[:rounds]
         differ = [
-            before.body["round"] for before, after in pairs if not _same_samples(undisturbed, before, disturbed, after)
+            before.body["round"]
+            for before, after in pairs
+            if (variant.all_groups and before.trained.keys() != after.trained.keys())
+            or not _same_samples(undisturbed, before, disturbed, after)
         ]
         return [f"round {round}: the samples are not those of the undisturbed run" for round in differ]
 
@@ -176,11 +180,9 @@ def _versions(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def _same_samples(one: History, before: Link, other: History, after: Link) -> bool:
-    """Whether two commits hold the same groups with the same samples; what one run has let go is not compared."""
+    """Whether the groups that both commits hold have the same samples; what one run has let go is not compared."""
     mine, theirs = before.trained, after.trained
-    if mine.keys() != theirs.keys():
-        return False
-    keys = [(mine[group][2]["object"], theirs[group][2]["object"]) for group in mine]
+    keys = [(mine[group][2]["object"], theirs[group][2]["object"]) for group in mine.keys() & theirs.keys()]
     kept = [pair for pair in keys if pair[0] in one.evidence.keys and pair[1] in other.evidence.keys]
     return all(samples_of(one.evidence, key) == samples_of(other.evidence, its) for key, its in kept)
 

@@ -46,6 +46,8 @@ class Variant:
     retention: dict[str, Any] = field(default_factory=dict)
     bit_equal: bool = True  # the final weights are those of the undisturbed run
     resume_options: tuple[str, ...] = ()  # the run stops itself, and goes on with these
+    leases: dict[str, Any] = field(default_factory=dict)
+    all_groups: bool = True  # whatever dies, every group is trained that the undisturbed run trains
 
 
 VARIANTS = {
@@ -70,10 +72,18 @@ VARIANTS = {
     "stopping": Variant(
         {**DROP, "max_unusable_fraction": 0.0}, resume_options=("--set", "schedule.max_unusable_fraction=1.0")
     ),
+    "ending": Variant(
+        {**SIZES, "kind": "cgp", "update_batch_size": 8, "max_unusable_fraction": 1.0},
+        bit_equal=False,
+        leases={"max_attempts": 1, "max_rejections": 0},
+        all_groups=False,
+    ),
 }
 TRAINING = ("strict", "submission", "completion")  # every round has all its groups, and new weights
 KEEPING = ("keeping",)
 DROPPING = ("drop", "stopping")
+ENDING = ("ending",)  # nothing is tried twice: what dies takes its groups with it
+TRYING_AGAIN = tuple(name for name in VARIANTS if name not in ENDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class Recipe:
     """How a transition comes about."""
 
     most: int  # so often it surely happens in a run
-    variants: tuple[str, ...] = tuple(VARIANTS)
+    variants: tuple[str, ...] = TRYING_AGAIN
     needs: tuple[Deed, ...] = ()
 
 
@@ -96,7 +106,6 @@ DAMAGE_ANNOUNCED = (Deed("damage", "self", 0, "announce/before", 2),)
 DAMAGE_ASSIGNED = (Deed("spoil", "self", 0, "assign/after", 1),)
 
 RECIPES = {
-    "acknowledge": Recipe(3),
     "admit": Recipe(10),
     "adopt_archive": Recipe(1, KEEPING, TRIM_CUT_OFF),
     "announce": Recipe(10, TRAINING),
@@ -108,6 +117,7 @@ RECIPES = {
     "commit": Recipe(3),
     "config": Recipe(3),
     "deletion": Recipe(1, KEEPING, GROWS_OLD),
+    "failed": Recipe(1, ENDING, LEASE_RUNS_OUT),
     "filtered": Recipe(2, DROPPING),
     "forget": Recipe(1, KEEPING, GROWS_OLD),
     "genesis": Recipe(1),
@@ -119,6 +129,7 @@ RECIPES = {
     "publish": Recipe(3),
     "read_fifo": Recipe(12),
     "reject": Recipe(1, TRAINING, DAMAGE_ANNOUNCED),
+    "rejected": Recipe(1, ENDING, DAMAGE_ANNOUNCED),
     "release": Recipe(1, needs=LEASE_RUNS_OUT),
     "renew": Recipe(1),
     "retire": Recipe(1),
@@ -176,7 +187,8 @@ class RunPlan:
 
 def config_of(variant: str, run: str) -> dict[str, Any]:
     chosen = VARIANTS[variant]
-    return {**BASE, "run": run, "schedule": chosen.schedule, "retention": chosen.retention}
+    leases = {**BASE["leases"], **chosen.leases}
+    return {**BASE, "run": run, "schedule": chosen.schedule, "retention": chosen.retention, "leases": leases}
 
 
 def plan_runs(seed: int, kills: int) -> list[RunPlan]:

@@ -19,9 +19,17 @@ import rolloutpipe_core
 SCRIPTS = Path(rolloutpipe_core.__file__).parent / "ledger" / "scripts"
 SHARED = "prelude"  # part of every script, and none itself
 
-VARIANTS = {"advance": ("serving_complete", "materialized"), "finish": ("filtered",)}
-"""Scripts that make several transitions, told apart by where a group goes."""
-TO = 5  # its place in their arguments: group, worker, attempt, nonce, from, to
+VARIANTS = {
+    "advance": ("serving_complete", "materialized"),
+    "finish": ("filtered",),
+    "release": ("release", "failed"),
+    "reject": ("reject", "rejected"),
+}
+"""Scripts that make several transitions."""
+TO = 5
+"""What tells those of `advance` and `finish` apart: where a group goes. Group, worker, attempt, nonce, from, to."""
+LAST_CHANCE = {"release": (3, "1", "failed"), "reject": (7, "0", "rejected")}
+"""(place of the limit among the arguments, its value where nothing is tried again, how a group then ends)"""
 
 OBJECTS = {
     r"runs/[^/]+/config\.json": "config",
@@ -60,6 +68,9 @@ def transition_of_call(script: str, args: Sequence[object]) -> str:
     """The transition that a script call makes. Raises ValueError for one without a fault point."""
     if script not in VARIANTS:
         return script
+    if script in LAST_CHANCE:
+        place, limit, end = LAST_CHANCE[script]
+        return end if str(args[place]) == limit else script
     to = str(args[TO])
     if to not in VARIANTS[script]:
         raise ValueError(f"no fault point for {script} to {to}")

@@ -22,8 +22,16 @@ def test_every_transition_has_a_recipe() -> None:
 def test_every_script_is_among_the_transitions() -> None:
     group = ["r000000-g0001", "worker", "1", "nonce", "materialized", "filtered"]
     for script in script_names():
-        args = [*group[:5], "materialized"] if script == "advance" else group
+        args = [*group[:5], "materialized"] if script == "advance" else [*group, "reason", "2"]
         assert transition_of_call(script, args) in transitions()
+
+
+def test_a_group_without_another_try_ends_by_a_transition_of_its_own() -> None:
+    release = ["r000000-g0001", "worker", "nonce", "2", "the lease ran out"]
+    reject = [1, "nonce", "trainer-1", "r000000-g0001", 1, "5-0", "damaged", 1]
+    assert (transition_of_call("release", release), transition_of_call("reject", reject)) == ("release", "reject")
+    release[3], reject[7] = "1", 0
+    assert (transition_of_call("release", release), transition_of_call("reject", reject)) == ("failed", "rejected")
 
 
 def test_the_store_has_no_other_writing_method() -> None:

@@ -3,6 +3,29 @@
 -- KEYS: round keys, groups of the commit (trained ones first), last: weights.
 -- ARGV: epoch, nonce, actor, round, number, sha, object, commit, commit_sha, trained (count), next lineage,
 --       then per group: trained: id, attempt, update, place; ended: id, state, reason, ''
+
+-- Puts behind us what no later round needs: entries of this round and of older ones, and what is not ours. Those that
+-- Redis forgot to have delivered, too: nobody would read them any more. `used`: attempt by trained group.
+local function settle_entries(actor, round, used)
+  if redis.call('EXISTS', FIFO) == 0 then return end
+  redis.call('XREADGROUP', 'GROUP', 'trainer', 'trainer', 'STREAMS', FIFO, '>')
+  local pending = redis.call('XPENDING', FIFO, 'trainer')[1]
+  if pending == 0 then return end
+  for _, waiting in ipairs(redis.call('XPENDING', FIFO, 'trainer', '-', '+', pending)) do
+    local found, entry = redis.call('XRANGE', FIFO, waiting[1], waiting[1])[1], {}
+    local flat = found and found[2] or {}
+    for i = 1, #flat, 2 do entry[flat[i]] = flat[i + 1] end
+    if (tonumber(entry.round) or round) <= round then
+      redis.call('XACK', FIFO, 'trainer', waiting[1])
+      local announced = (entry.group or ''):match('^r%d+%-g%d+$') and tonumber(entry.round) and tonumber(entry.attempt)
+      if announced and used[entry.group] ~= entry.attempt then
+        tell('announcement', actor, {'group', entry.group, 'round', entry.round, 'attempt', entry.attempt,
+          'reason', 'the commit of round ' .. text(round) .. ' does not use it'})
+      end
+    end
+  end
+end
+
 local fenced = trainer_fenced(ARGV[1], ARGV[2])
 if fenced then return fenced end
 local actor, round, version, sha, trained = ARGV[3], ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[10])
@@ -15,26 +38,29 @@ end
 redis.call('HSET', ROUND, 'round', round)
 redis.call('HSETNX', ROUND, 'generation', '1')
 redis.call('HSETNX', ROUND, 'groups', text(#KEYS - 8))
-local count = {filtered = 0, failed = 0, rejected = 0}
+local used, count = {}, {filtered = 0, failed = 0, rejected = 0}
 for i = 8, #KEYS - 1 do
   local at = 12 + 4 * (i - 8)
-  local id, group = ARGV[at], redis.call('HMGET', KEYS[i], 'state', 'entry')
+  local id, was = ARGV[at], redis.call('HGET', KEYS[i], 'state')
   local state, fields, reason = 'trained', {'update', ARGV[at + 2], 'update_index', ARGV[at + 3]}, ''
   if i - 8 >= trained then
     state, fields, reason = ARGV[at + 1], {}, ARGV[at + 2]
     count[state] = count[state] + 1
   end
-  if not group[1] then
+  if not was then
     redis.call('HSET', KEYS[i], 'group', id, 'round', round, 'index', text(tonumber(id:match('%d+$'))), 'lineage', ARGV[11],
       'state', 'deferred', 'attempt', '0', 'rejections', '0')
   end
-  if state == 'trained' then redis.call('HSET', KEYS[i], 'attempt', ARGV[at + 1]) end
-  if group[1] ~= state then move(KEYS[i], actor, state, fields, reason) end
-  if group[2] then redis.call('XACK', FIFO, 'trainer', group[2]) end
+  if state == 'trained' then
+    used[id] = ARGV[at + 1]
+    redis.call('HSET', KEYS[i], 'attempt', used[id])
+  end
+  if was ~= state then move(KEYS[i], actor, state, fields, reason) end
 end
 redis.call('DEL', OPEN, DEFERRED, LEASES)
 redis.call('HSET', ROUND, 'n_deferred', '0', 'n_admitted', '0', 'n_serving_complete', '0', 'n_materialized', '0', 'n_queued', '0',
   'n_claimed', '0', 'n_trained', text(trained), 'n_filtered', text(count.filtered), 'n_failed', text(count.failed), 'n_rejected', text(count.rejected))
+settle_entries(actor, tonumber(round), used)
 move_round(actor, 'committed', {'commit', ARGV[8]})
 redis.call('HSET', RUN, 'version', version, 'version_sha', sha, 'lineage', ARGV[11])
 redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[7], 'commit', ARGV[8], 'commit_sha', ARGV[9], 'at_ms', NOW)

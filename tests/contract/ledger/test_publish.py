@@ -13,8 +13,9 @@ import pytest
 
 from rolloutpipe_core.domain import GroupState, group_id
 from rolloutpipe_core.errors import Fenced, LedgerRefused
+from rolloutpipe_core.ledger.events import AnnouncementRefused
 from rolloutpipe_core.ledger.rollout import Lease
-from rolloutpipe_core.ledger.trainer import Announced, TrainerLedger
+from rolloutpipe_core.ledger.trainer import TrainerLedger
 from rolloutpipe_core.observe.audit.history import check_history
 from rolloutpipe_core.observe.audit.model import Audit, Chain, CommittedRound, Ending, Membership
 from rolloutpipe_core.observe.measures import all_round_metrics
@@ -108,10 +109,23 @@ def test_a_redis_that_lost_its_last_second_is_mended_by_the_commit(history: Hist
     assert (version, entry["commit"]) == (commit.version, commit.key)
     check_round(hand)
     leave_late_calls_without_effect(history)
-    put_leftovers_aside(hand, trainer)
+    find_no_leftovers(hand, trainer)
     check_round(hand)
     check_views(hand, history.link)
     serve_next_round(hand, trainer)
+
+
+def test_an_announcement_that_the_commit_does_not_use_is_put_aside(history: History) -> None:
+    """The worker of group 3's first attempt finished it after the loss, with which the second attempt went."""
+    hand = history.hand
+    history.go_back("queued")
+    hand.announce(history.leases[3])
+    trainer = restarted_trainer(history)
+    find_no_leftovers(hand, trainer)
+    (refused,) = (event for event in hand.reader.events() if isinstance(event, AnnouncementRefused))
+    assert (refused.group, refused.round, refused.attempt) == (group_id(0, 3), 0, 1)
+    assert refused.reason == "the commit of round 0 does not use it"
+    check_views(hand, history.link)
 
 
 def test_a_redis_that_lost_the_run_goes_on_from_the_head_of_the_chain(history: History) -> None:
@@ -184,13 +198,9 @@ def leave_late_calls_without_effect(history: History) -> None:
     assert hand.snapshot() == then
 
 
-def put_leftovers_aside(hand: HandRun, trainer: TrainerLedger) -> None:
-    """Announcements that nobody had read before the loss are refused one by one, as the gate does."""
-    for entry in trainer.read("0-0"):
-        if isinstance(entry, Announced):
-            assert trainer.reject(entry, "stale version", 2)[0] == "ignored"
-        else:
-            trainer.acknowledge(entry.entry)
+def find_no_leftovers(hand: HandRun, trainer: TrainerLedger) -> None:
+    """Announcements that nobody had read before the loss are behind us."""
+    assert trainer.read("0-0") == []
     assert hand.reader.fifo_depth() == 0
 
 

@@ -22,7 +22,7 @@ from rolloutpipe_core.ledger.events import GroupMoved
 from rolloutpipe_core.ledger.keys import RunKeys
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger
-from rolloutpipe_core.ledger.trainer import Announced, Drained, TrainerLedger
+from rolloutpipe_core.ledger.trainer import Announced, TrainerLedger
 from rolloutpipe_core.store.commits import Commit, EndedGroup, Link, Previous, TrainedGroup, TrainedUpdate, TrainerEpoch
 
 GROUPS, PER_UPDATE, MAX_ATTEMPTS, MAX_REJECTIONS, WIDTH = 4, 2, 3, 1, 2
@@ -326,9 +326,7 @@ def settle(worker: RolloutLedger, trainer: TrainerLedger, reaper: RolloutLedger,
         worker.materialized(lease)
         worker.announce(lease, reference(lease), 8, 5)
     for entry in trainer.read("0-0"):
-        if isinstance(entry, Drained):
-            trainer.acknowledge(entry.entry)
-        elif isinstance(entry, Announced) and machine.state(entry.ref.group) == GroupState.QUEUED:
+        if isinstance(entry, Announced) and machine.state(entry.ref.group) == GroupState.QUEUED:
             round = machine.reader.round_state(0)
             trainer.assign(entry.ref, int(round["updates_sealed"]), int(round["assigned"]))
     round = machine.reader.round_state(0)

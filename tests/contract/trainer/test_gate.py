@@ -206,7 +206,7 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize("entry", [{"hello": "world"}, REFERENCE], ids=["no reference", "no group's name"])
-def test_a_foreign_entry_is_left_alone(bench: Bench, entry: dict[Any, Any]) -> None:
+def test_a_foreign_entry_is_passed_over(bench: Bench, entry: dict[Any, Any]) -> None:
     bench.rollout.open()
     client = bench.rollout.ledger.client
     client.redis.xadd(client.keys.fifo, entry)
@@ -216,3 +216,4 @@ def test_a_foreign_entry_is_left_alone(bench: Bench, entry: dict[Any, Any]) -> N
     trainer.finish()
     assert len(trainer.accumulated) == R
     assert bench.config.schedule.samples_per_group == K
+    assert bench.reader.pending() == [], "it holds up no trimming of the FIFO"

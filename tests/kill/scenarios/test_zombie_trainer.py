@@ -20,7 +20,7 @@ from ...contract.trainer.conftest import Bench, R, RunningTrainer
 from .conftest import Run, StandingClient, StandingStore, check_trained_once, commits
 
 ALL = [(group_id(0, index), 1) for index in range(R)]
-SCRIPTS = ["assign", "seal", "stepped", "trained", "publish", "acknowledge"]
+SCRIPTS = ["assign", "seal", "stepped", "trained", "publish"]
 
 
 def serve(bench: Bench, round: int = 0) -> None:

@@ -70,7 +70,9 @@ class GroupServer:
         _tell_unjudged(lease.group, scores)
         identity = self._identity(work.cohort, lease, index, prompt)
         loss = self.config.loss
-        group, statistics = materialize(identity, prompt_ids, completions, texts, scores, loss.kind, loss.advantage_eps)
+        group, statistics = materialize(
+            identity, prompt_ids, completions, texts, scores, loss.advantage, loss.advantage_eps
+        )
         self.ledger.materialized(lease)
         if statistics.zero_variance and schedule.zero_variance == "drop":
             tokens = sum(len(sample.response_ids) for sample in group.samples)

@@ -32,9 +32,11 @@ def check(config: RunConfig) -> list[Problem]:
         _frontier,
         _model_and_data,
         _sampling,
+        _engine,
         _determinism,
         _rewards,
         _loss,
+        _ranks,
         _optimizer,
         _fit,
         _times,
@@ -174,6 +176,49 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _engine(config: RunConfig) -> Iterator[Problem]:
+    """SGLang's settings."""
+    engine, given = config.engine, config.engine.model_fields_set
+    if engine.kind == "torch":
+        for key in given & {"urls", "launch", "frontier_by"}:
+            yield _warning(f"engine.{key}", "it means nothing with torch", "remove it, or set engine.kind to sglang")
+        return
+    if bool(engine.urls) == (engine.launch is not None):
+        yield _error(
+            "engine.urls",
+            "sglang needs servers: either their addresses or how to start them",
+            "set engine.urls or engine.launch, and not both",
+        )
+    if engine.urls and config.rollout_workers > 1:
+        yield _error(
+            "engine.urls",
+            f"{config.rollout_workers} workers would load weights into the same servers",
+            "set rollout_workers to 1: one worker serves any number of servers",
+        )
+    if config.deterministic:
+        yield _error(
+            "deterministic", "SGLang's samples depend on what is batched with them", "set engine.kind to torch"
+        )
+
+
+def _ranks(config: RunConfig) -> Iterator[Problem]:
+    """Parallelism of the trainer."""
+    trainer, given = config.trainer, config.trainer.model_fields_set
+    if trainer.kind == "torch":
+        only = {"tensor_parallel", "pipeline_parallel", "sequence_parallel", "distributed_optimizer"}
+        for key in given & only:
+            if getattr(trainer, key) not in (1, False):
+                yield _error(f"trainer.{key}", "torch shards over data_parallel alone", "set trainer.kind to megatron")
+    if config.deterministic and (trainer.kind != "torch" or trainer.data_parallel > 1):
+        yield _error(
+            "deterministic",
+            "gradients are summed free of order on one torch rank alone",
+            "set it to false, or one rank",
+        )
+    if trainer.sequence_parallel and trainer.tensor_parallel == 1:
+        yield _warning("trainer.sequence_parallel", "without tensor parallelism it does nothing", "remove it")
+
+
 def _determinism(config: RunConfig) -> Iterator[Problem]:
     schedule = config.schedule
     if not config.deterministic:
@@ -216,6 +261,18 @@ def _loss(config: RunConfig) -> Iterator[Problem]:
         )
     if loss.kind == "dr_grpo" and "advantage_eps" in loss.model_fields_set:
         yield _warning("loss.advantage_eps", "dr_grpo divides by no deviation", "remove it")
+    if loss.kind == "gspo" and loss.aggregation != "sample_mean":
+        yield _error(
+            "loss.aggregation",
+            f"GSPO's loss is one number a response, and {loss.aggregation} would weigh it by its length",
+            "set it to sample_mean",
+        )
+    if loss.kind == "gspo" and loss.importance_cap is not None:
+        yield _error("loss.importance_cap", "GSPO's ratio is of whole responses, the weight is of tokens", "remove it")
+    if loss.kl_coefficient == 0 and "kl_estimator" in loss.model_fields_set:
+        yield _warning("loss.kl_estimator", "there is no KL term", "remove it, or set loss.kl_coefficient")
+    elif loss.kl_estimator == "k1":
+        yield _warning("loss.kl_estimator", "k1's expected gradient is 0: it only adds noise", "set it to k2 or k3")
 
 
 def _optimizer(config: RunConfig) -> Iterator[Problem]:

@@ -16,7 +16,6 @@ import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -36,11 +35,8 @@ from rolloutpipe_core.errors import BadInput
 
 from ..batch import Batch, make_batch
 from ..learning_rate import learning_rate
-from ..losses.aggregation import denominator
-from ..losses.grpo import TokenLoss, grpo_loss
-from ..losses.kl import k3
-from ..metrics import MetricSums
 from ..microbatch import plan_microbatches
+from ..objective import Objective
 from ..trainer import UpdateResult
 from .determinism import check_order_free
 from .export import export_model, read_tokenizer_files
@@ -49,17 +45,6 @@ from .optimizer import MasterAdamW
 from .policy import Policy, load_model
 
 STATE_FORMAT = 1
-
-
-@dataclass(slots=True)
-class UpdateTotals:
-    """What the update in progress holds."""
-
-    update: int = 0
-    groups: int = 0
-    samples: int = 0
-    tokens: int = 0  # trained ones
-    loss: float = 0.0  # sum of weight * loss over the tokens
 
 
 class TorchTrainer:
@@ -99,6 +84,7 @@ class TorchTrainer:
         self._deterministic = deterministic
         self._gradients = GradientSums(parameters, FixedPointSum if deterministic else FloatSum)
         self._weights = MasterAdamW(parameters, optimizer)
+        self._objective = Objective(loss, sampling.max_new_tokens)
         self._updates = 0  # of the run, skipped ones included: the learning rate's clock
         self.begin_round()
         self.begin_update(0)
@@ -125,8 +111,7 @@ class TorchTrainer:
         self._round_start: Policy | None = None
 
     def begin_update(self, update: int) -> None:
-        self._totals = UpdateTotals(update)
-        self._metrics = MetricSums()
+        self._objective.begin_update(update)
         self._gradients.clear()
 
     def accumulate(self, groups: Sequence[Group]) -> None:
@@ -135,42 +120,20 @@ class TorchTrainer:
             self._accumulate(together)
 
     def _accumulate(self, groups: Sequence[Group]) -> None:
-        samples = [sample for group in groups for sample in group.samples]
-        trained = [sample for sample in samples if sample.loss_mask.any()]
-        self._totals.groups += len(groups)
-        self._totals.samples += len(samples)
-        self._totals.tokens += sum(int(sample.loss_mask.sum()) for sample in trained)
+        trained = self._objective.count(groups)
         for indices in plan_microbatches([sample.tokens for sample in trained], self._trainer.microbatch_tokens):
             microbatch = [trained[index] for index in indices]
             self._backward(make_batch(microbatch, self._loss.aggregation, self._device, self._loss_dtype))
 
     def step(self) -> UpdateResult:
-        totals = self._totals
-        if totals.groups == 0:
-            raise BadInput("a step without a group", given="0 groups", expected="accumulate before step")
-        divisor = denominator(self._loss.aggregation, totals.samples, totals.tokens, self._sampling.max_new_tokens)
-        self._gradients.divide(divisor)
+        self._gradients.divide(self._objective.denominator)
         norm = self._gradients.norm()
         rate = learning_rate(self._updates, self._optimizer)
-        skipped = not math.isfinite(norm)
-        if not skipped:
+        if math.isfinite(norm):
             self._gradients.clip(norm, self._optimizer.max_grad_norm)
             self._move_weights(rate)
         self._updates += 1
-        metrics = self._metrics.reduced() | {
-            "loss": totals.loss / divisor,
-            "grad_norm": norm,
-            "learning_rate": rate,
-        }
-        return UpdateResult(
-            update=totals.update,
-            groups=totals.groups,
-            samples=totals.samples,
-            tokens=totals.tokens,
-            skipped=skipped,
-            # A skipped update may hold nan or inf, which JSON cannot say.
-            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-        )
+        return self._objective.result(norm, rate)
 
     def export_weights(self, directory: Path) -> None:
         export_model(self._policy.model, self._tokenizer_files, directory)
@@ -203,22 +166,8 @@ class TorchTrainer:
     def _backward(self, batch: Batch) -> None:
         """Forward and backward of one micro-batch; GradientSums takes the gradients."""
         scores = self._policy.scores(batch, entropy_gradient=self._loss.entropy_coefficient != 0)
-        round_logprobs = self._round_logprobs(batch, scores.logprobs)
-        tokens = grpo_loss(
-            self._loss,
-            logprobs=scores.logprobs,
-            old_logprobs=self._old_logprobs(batch, round_logprobs),
-            engine_logprobs=batch.engine_logprobs,
-            advantages=batch.advantages,
-            entropy=scores.entropy,
-            reference_logprobs=self._reference.logprobs(batch) if self._reference else None,
-        )
-        total = (batch.weights * tokens.loss).sum()
-        total.backward()
-        self._totals.loss += total.item()
-        self._measure(tokens, scores.entropy)
-        if round_logprobs is not None:
-            self._measure_mismatch(round_logprobs - batch.engine_logprobs)
+        reference = self._reference.logprobs(batch) if self._reference else None
+        self._objective.loss(batch, scores, self._round_logprobs(batch, scores.logprobs), reference).backward()
 
     def _round_logprobs(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
         """The trainer's log-probabilities under the round's weights; None when only moved weights are at hand."""
@@ -226,28 +175,9 @@ class TorchTrainer:
             return logprobs.detach()
         return self._round_start.logprobs(batch) if self._round_start else None
 
-    def _old_logprobs(self, batch: Batch, round_logprobs: Tensor | None) -> Tensor:
-        if self._loss.old_logprobs == "engine":
-            return batch.engine_logprobs
-        assert round_logprobs is not None  # `_move_weights` froze a copy before the weights moved
-        return round_logprobs
-
     def _move_weights(self, rate: float) -> None:
         """AdamW's step, after the round's weights were put aside if later updates need them."""
         if self._loss.old_logprobs == "recompute" and not self._moved:
             self._round_start = copy.deepcopy(self._policy)
         self._weights.step(self._gradients.tensors, rate)
         self._moved = True
-
-    def _measure(self, tokens: TokenLoss, entropy: Tensor) -> None:
-        measured = {"ratio_mean": tokens.ratio, "clip_fraction": tokens.clipped, "entropy": entropy}
-        if tokens.kl is not None:
-            measured["kl"] = tokens.kl
-        self._metrics.add({name: value.detach().sum().item() for name, value in measured.items()}, len(entropy))
-
-    def _measure_mismatch(self, difference: Tensor) -> None:
-        """`difference` is trainer less engine, both under the round's weights."""
-        absolute = difference.abs()
-        sums = {"mismatch_kl": k3(difference).sum().item(), "mismatch_mean": absolute.sum().item()}
-        self._metrics.add(sums, len(difference))
-        self._metrics.add_maximum("mismatch_max", absolute.max().item())

@@ -7,7 +7,7 @@
                                       └─────────── groups as files in a folder ───────────┘
 
 No server is needed: for this script alone the FIFO is a pair of pipes and the object store a folder. Engine, trainer,
-gate, group files and the decisions of the schedule are the services' own. Both processes have the one GPU: what `stream`
+gate, group files and the schedule's decisions are the services' own. Both processes have the one GPU: what `stream`
 overlaps competes for it.
 """
 

@@ -1,8 +1,10 @@
 """An update's objective, whichever backend makes the log-probabilities: what it holds, its loss, what it measures.
 
-    begin_update ─> count(groups) ─> loss(micro-batch) ─> ... ─> denominator, result
+    begin_update ─> count(groups) ─> loss(micro-batch) ─> ... ─> (packed ─> combine) ─> denominator, result
+                                                                  several ranks, at the step
 
 Everything is a sum until the step, so that groups, micro-batches and ranks may come in any order and any portions.
+Every rank counts all groups; what it sums and measures is of its own samples, until `combine`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rolloutpipe_core.config.models import LossConfig
@@ -100,6 +103,19 @@ class Objective:
         if totals.groups == 0:
             raise BadInput("a step without a group", given="0 groups", expected="accumulate before step")
         return denominator(self._loss.aggregation, totals.samples, totals.tokens, self._max_new_tokens)
+
+    def packed(self) -> Tensor:
+        """This rank's loss and measures, float64 [n] on the CPU; n is the same for every rank and configuration."""
+        return torch.tensor([self.totals.loss, *self.metrics.packed()], dtype=torch.float64)
+
+    def combine(self, rows: Tensor) -> None:
+        """Make the `packed` of all data-parallel ranks, [ranks, n], the update's. Once, before `result`.
+
+        The order of the rows is that of the sums: the same on every rank gives every rank the same bits.
+        """
+        losses, *measures = rows.to(torch.float64).T
+        self.totals.loss = sum(losses.tolist())
+        self.metrics = MetricSums.combined(torch.stack(measures, dim=1).tolist())
 
     def result(self, gradient_norm: float, learning_rate: float) -> UpdateResult:
         """What the step did; it was skipped when the norm is not finite."""

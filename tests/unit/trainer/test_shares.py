@@ -22,7 +22,7 @@ RANKS = st.integers(1, 9)
         # 20 | 6 + 6 + 6: one micro-batch against one of 18; nobody has a filler.
         ([6, 20, 6, 6], 2, 20, [[[1]], [[0, 2, 3]]]),
         # The same with a budget of 12: the three take two micro-batches, so the other rank runs a filler.
-        ([6, 20, 6, 6], 2, 12, [[[1], []], [[0, 2], [3]]]),
+        ([6, 20, 6, 6], 2, 12, [[[1], []], [[0], [2, 3]]]),
     ],
 )
 def test_plans_by_hand(lengths: list[int], ranks: int, budget: int, plan: list[list[list[int]]]) -> None:

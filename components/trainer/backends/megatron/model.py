@@ -127,6 +127,7 @@ def transformer_config(
         pipeline_model_parallel_size=layout.pipeline_parallel,
         sequence_parallel=trainer.sequence_parallel and layout.tensor_parallel > 1,
         variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the default refuses the line above, experts or not
         calculate_per_token_loss=True,  # sums, not means over ranks and micro-batches
         persist_layer_norm=False,
         bias_activation_fusion=False,

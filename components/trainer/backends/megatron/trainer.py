@@ -158,8 +158,8 @@ class MegatronTrainer:
         self.begin_round()
 
     def _train(self, batches: Sequence[Batch]) -> None:
-        old = score(self._frozen, batches) if self._moved and self._frozen else []
-        reference = score(self._reference, batches) if self._reference else []
+        old = score(self._frozen, batches) if self._moved and self._frozen is not None else []
+        reference = score(self._reference, batches) if self._reference is not None else []
 
         def loss(place: int, scores: Scores) -> Tensor:
             kept = old[place] if old else None

@@ -57,6 +57,16 @@ class ServerInfo(Answer):
     schedule_low_priority_values_first: bool = False
 
 
+class SchedulerLoad(Answer):
+    timestamp: float  # seconds since the epoch, when the scheduler wrote it
+
+
+class Loads(Answer):
+    """`GET /v1/loads`: what the schedulers last wrote, one entry each. The HTTP process answers it by itself."""
+
+    loads: list[SchedulerLoad] = []
+
+
 class Outcome(Answer):
     """What an administrative call came to."""
 

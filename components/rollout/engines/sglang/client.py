@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from .answers import Answer, Checksums, Generated, ModelInfo, Outcome, ServerInfo
-from .failures import Refused, Unreachable, Unusable
+from .answers import Answer, Checksums, Generated, Loads, ModelInfo, Outcome, ServerInfo
+from .failures import Broken, Refused, Unreachable, Unusable
 
 T = TypeVar("T", bound=Answer)
 
@@ -45,6 +45,11 @@ class SglangClient:
 
     async def server_info(self, deadline_s: float) -> ServerInfo:
         return await self._call(ServerInfo, "GET", "/server_info", deadline_s)
+
+    async def pulse(self, deadline_s: float) -> tuple[float, ...]:
+        """When each scheduler last told its load, by its own clock: it does so as it works."""
+        answer = await self._call(Loads, "GET", "/v1/loads", deadline_s)
+        return tuple(load.timestamp for load in answer.loads)
 
     async def pause(self, deadline_s: float) -> None:
         """End all that runs and sample nothing until `resume`."""
@@ -91,7 +96,8 @@ class SglangClient:
         except httpx.HTTPError as error:
             raise Unreachable(f"{self.url}{path} gave no answer", given=_told(error)) from error
         if response.is_error:
-            raise Refused(f"{self.url}{path} refused", given=f"{response.status_code} {response.text[:SHOWN]}")
+            kind_of_error = Broken if response.is_server_error else Refused
+            raise kind_of_error(f"{self.url}{path} refused", given=f"{response.status_code} {response.text[:SHOWN]}")
         try:
             # Some administrative calls answer with plain text, or with nothing.
             return kind.model_validate_json(response.content if kind is not Outcome else _object(response))

@@ -26,7 +26,7 @@ from ..calls import check_call
 from .admission import Admission, Family
 from .completion import completion_of, request_body, sampling_params
 from .deadlines import Deadlines
-from .failures import Lost, Refused, Unreachable, Unusable, WrongVersion
+from .failures import Broken, Lost, Refused, Unreachable, Unusable, WrongVersion
 from .fleet import Fleet
 from .model_facts import ModelFacts, read_facts
 from .process import LaunchedServer, LaunchPlan
@@ -38,6 +38,8 @@ log = logging.getLogger("rolloutpipe.sglang")
 
 SAMPLE_TRIES = 3
 """Of a sample whose answers cannot be used. What happens to its server instead costs it no try."""
+LAST_ABORTS_S = 2.0
+"""What servers get at the end to free what was just dropped; those of our own end anyway."""
 ALL = 1 << 30
 """Spare slots where the servers queue what they cannot run yet."""
 
@@ -53,6 +55,7 @@ class _Call:
     weights: Weights
     family: Family
     asked: set[Replica] = field(default_factory=set)
+    last_loss: str = ""  # why a sample last had to go elsewhere
 
 
 class SglangEngine:
@@ -125,7 +128,7 @@ class SglangEngine:
             missing = sum(not sample.done() or sample.cancelled() for sample in samples)
             raise EngineFailure(
                 f"{missing} of {len(seeds)} samples have no answer after {self._deadlines.answer_s:g} s",
-                given=str(self._fleet),
+                given=f"{self._fleet}; last lost: {call.last_loss or 'none'}",
                 remedy="see the servers' logs, or raise deadlines.engine_s",
             ) from None
         finally:
@@ -139,7 +142,8 @@ class SglangEngine:
     async def close(self) -> None:
         """See `Engine.close`. Servers that the engine started end with it."""
         self._closed = True
-        await asyncio.gather(*self._aborts, return_exceptions=True)
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=LAST_ABORTS_S)
         await self._fleet.close()
 
     async def _sample(self, call: _Call, place: int, seed: int) -> Completion:
@@ -155,10 +159,14 @@ class SglangEngine:
                 body = request_body(call.prompt_ids, params, rid, self._priority(call, replica))
                 return await self._ask(replica, call, body)
             except (Lost, Unreachable) as failure:
+                call.last_loss = str(failure)
                 log.warning("a sample goes elsewhere: %s", failure)
             except WrongVersion as failure:
                 useless.append(f"{replica.name}: {failure}")
                 replica.held = None
+                replica.out(str(failure))
+            except Broken as failure:
+                useless.append(f"{replica.name}: {failure}")
                 replica.out(str(failure))
             except (Refused, Unusable) as failure:
                 useless.append(f"{replica.name}: {failure}")

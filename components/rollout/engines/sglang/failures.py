@@ -13,6 +13,10 @@ class Refused(EngineFailure):
     """The server answered that it will not, or cannot."""
 
 
+class Broken(Refused):
+    """The server answered that something is wrong with itself (5xx)."""
+
+
 class Lost(EngineFailure):
     """The server was taken out of service while it had the sample."""
 

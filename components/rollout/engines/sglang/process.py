@@ -81,6 +81,11 @@ class LaunchedServer:
         self._group: int | None = None  # process group that may still have members
 
     @property
+    def pid(self) -> int | None:
+        """Of its HTTP process, which leads the group."""
+        return self._process.pid if self._process else None
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -48,6 +48,7 @@ class Replica:
         self.changing = asyncio.Lock()  # held while its weights change
         self.hung = False  # it may still work on samples that we gave up
         self._quiet_since_s = 0.0
+        self._pulse: tuple[float, ...] = ()
         self._requests: set[asyncio.Task[Generated]] = set()
         self._waiting = waiting
         self._shown = ExitStack()
@@ -73,8 +74,17 @@ class Replica:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which it has had samples in flight and has answered none."""
+        """Seconds for which it has had samples in flight, answered none, and told no new load."""
         return time.monotonic() - self._quiet_since_s if self.in_flight else 0.0
+
+    async def feel_pulse(self) -> None:
+        """See whether its schedulers work. A server that does not tell is known by its answers alone."""
+        try:
+            pulse = await self.http.pulse(self.deadlines.silent_s)
+        except Refused:
+            return
+        if pulse != self._pulse:
+            self._pulse, self._quiet_since_s = pulse, time.monotonic()
 
     def out(self, reason: str) -> None:
         """Take it out of service; samples in flight go on, and end as they may."""

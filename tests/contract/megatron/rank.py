@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rolloutpipe_components.trainer.backends.choose import make_backend
+from rolloutpipe_components.trainer.backends.choice import make_backend
 from torch import distributed
 
 from rolloutpipe_core.config.models import RunConfig

@@ -17,6 +17,7 @@ from torch import Tensor, distributed
 from rolloutpipe_core.config.models import TrainerConfig
 from rolloutpipe_core.errors import BadInput
 
+from ...ranks.collective import rank_device, rows_of_all
 from . import cpu
 from .architecture import Architecture
 from .mapping import Stage, padded_vocabulary
@@ -41,11 +42,22 @@ class Layout:
         Without torch.distributed this process is the only rank. Raises BadInput when the ranks are not as many as the
         configuration says.
         """
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise BadInput("no such device here", given=device, remedy="set `model.device` to cpu, or install a CUDA")
+        kind = torch.device(device)
+        cuda = torch.cuda.is_available()
+        if kind.type != ("cuda" if cuda else "cpu"):
+            raise BadInput(
+                "megatron-core trains on CUDA where there is one, else on the CPU",
+                given=f"model.device {device}",
+                expected="cuda" if cuda else "cpu",
+                remedy="change model.device; CUDA_VISIBLE_DEVICES='' hides the GPUs",
+            )
         cpu.install()
         if not distributed.is_initialized():
-            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+            if kind.index is not None:
+                torch.cuda.set_device(kind)
+            distributed.init_process_group(
+                "nccl" if cuda else "gloo", store=distributed.HashStore(), rank=0, world_size=1
+            )
         tensor, data, pipeline = trainer.tensor_parallel, trainer.data_parallel, trainer.pipeline_parallel
         if distributed.get_world_size() != tensor * data * pipeline:
             raise BadInput(
@@ -55,7 +67,7 @@ class Layout:
             )
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(tensor, pipeline, create_gloo_process_groups=False)
-            if torch.cuda.is_available():
+            if cuda:
                 model_parallel_cuda_manual_seed(1)  # there is no dropout: nothing is drawn
         return cls(
             tensor_parallel=tensor,
@@ -64,7 +76,7 @@ class Layout:
             tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
             data_rank=parallel_state.get_data_parallel_rank(),
             stage=Stage(parallel_state.get_pipeline_model_parallel_rank(), pipeline),
-            device=torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else cpu.DEVICE,
+            device=rank_device(kind),
         )
 
     def check(self, architecture: Architecture) -> None:
@@ -96,7 +108,5 @@ class Layout:
 
     def loss_rows(self, packed: Tensor) -> Tensor:
         """Collective. Rows [data_parallel, n] of the ranks that have a loss, one for each share; `packed` is [n]."""
-        rows = [torch.empty_like(packed, device=self.device) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(rows, packed.to(self.device))
         first = self.rank_of_stage(self.pipeline_parallel - 1)
-        return torch.stack(rows[first :: self.tensor_parallel]).cpu()
+        return rows_of_all(packed)[first :: self.tensor_parallel]

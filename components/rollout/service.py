@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rolloutpipe_core.config.models import RunConfig
-from rolloutpipe_core.data.prompts import PromptSet, cohort, cohort_sha
-from rolloutpipe_core.domain import RoundState, WeightVersion, group_id
+from rolloutpipe_core.data.prompts import PromptSet, cohort, cohort_sha, order
+from rolloutpipe_core.domain import Prompt, RoundState, WeightVersion, group_id
 from rolloutpipe_core.errors import (
     EngineFailure,
     Fenced,
@@ -131,15 +131,14 @@ class RolloutService:
     def _opened(self, version: WeightVersion) -> RoundWork | None:
         """The version's round, opened by us or another; None when the run is at another version.
 
-        Round r samples with version r; its prompts are the next R of the seeded order.
+        Round r samples with version r; its prompts come from the seeded order, behind those of the rounds before.
         """
         run = self._run_at(version)
         if run is None:
             return None
         config, data, round = self.parts.config, self.parts.prompts, version.number
-        size = self.schedule.groups_per_round
-        prompts = tuple(data[row] for row in cohort(config.seed, len(data), round * size, size))
-        ids = tuple(prompt.id for prompt in prompts)
+        size, cursor = self.schedule.groups_per_round, int(run["cursor"])
+        ids = tuple(data[row].id for row in cohort(config.seed, len(data), cursor, size))
         opened = Cohort(
             round=round,
             lineage=int(run["lineage"]),
@@ -148,8 +147,8 @@ class RolloutService:
             prompts=ids,
             cohort_sha=cohort_sha(ids),
             data_fingerprint=data.fingerprint,
-            cursor=round * size,
-            cursor_end=(round + 1) * size,
+            cursor=cursor,
+            cursor_end=cursor + size,
         )
         try:
             self.parts.ledger.open_round(opened, self.schedule)
@@ -157,7 +156,11 @@ class RolloutService:
             if self._run_at(version) is None:
                 return None  # it went on since we looked
             raise
-        return RoundWork(opened, prompts)
+
+        def prompt(index: int) -> Prompt:
+            return data[order(config.seed, len(data), cursor + index)]
+
+        return RoundWork(opened, prompt)
 
     def _run_at(self, version: WeightVersion) -> dict[str, str] | None:
         """The run's hash while the run is at this version, else None. Raises RunStopped."""

@@ -88,7 +88,6 @@ class RoundTraining:
         self.beacon = beacon
         self.stopwatch = stopwatch
         self._ready: dict[int, Ready] = {}  # as of the last look
-        self._size = 0  # groups of the round; 0 = it is not open yet
         self._behind: set[int] = set()  # submission orders known to be consumed or ended
         self._generation = int(reader.round_state(facts.round).get("generation", 1))
 
@@ -145,12 +144,12 @@ class RoundTraining:
 
     def _outstanding(self, announced: AbstractSet[int]) -> frozenset[int]:
         """Submission orders that will still be trained, or may be. Redis is asked only of those not announced."""
-        if not self._size:
-            self._size = int(self.reader.round_state(self.facts.round).get("groups", 0))
-        asked = [index for index in range(self._size) if index not in announced and index not in self._behind]
+        # Anew at each look: under `refill` a round grows, at the end of the line.
+        size = int(self.reader.round_state(self.facts.round).get("groups", 0))
+        asked = [index for index in range(size) if index not in announced and index not in self._behind]
         states = self.reader.group_states([group_id(self.facts.round, index) for index in asked])
         self._behind |= {index for index, state in zip(asked, states, strict=True) if state in BEHIND}
-        return frozenset(range(self._size)) - self._behind
+        return frozenset(range(size)) - self._behind
 
     def _take(self, update: int, place: int, taken: Sequence[Ready]) -> list[GroupRef]:
         for offset, ready in enumerate(taken):

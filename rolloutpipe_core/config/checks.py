@@ -30,6 +30,7 @@ def check(config: RunConfig) -> list[Problem]:
         _name,
         _sizes,
         _frontier,
+        _refill,
         _model_and_data,
         _sampling,
         _engine,
@@ -137,6 +138,24 @@ def _frontier(config: RunConfig) -> Iterator[Problem]:
     elif "stream_min_groups" in given:
         yield _warning(
             "schedule.stream_min_groups", f"it means nothing with {kind}", "remove it, or set kind to stream"
+        )
+
+
+def _refill(config: RunConfig) -> Iterator[Problem]:
+    """Dynamic sampling."""
+    schedule, rows = config.schedule, config.data.rows
+    if schedule.zero_variance != "refill":
+        if "refill_limit" in schedule.model_fields_set:
+            yield _warning(
+                "schedule.refill_limit",
+                f"it means nothing with {schedule.zero_variance}",
+                "remove it, or set schedule.zero_variance to refill",
+            )
+    elif rows is not None and rows < schedule.most_groups:
+        yield _warning(
+            "schedule.refill_limit",
+            f"a round may draw {schedule.most_groups} prompts, but there are {rows} rows: some may come twice in it",
+            "lower it, or raise data.rows",
         )
 
 

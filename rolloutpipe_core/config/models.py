@@ -83,15 +83,23 @@ class ScheduleConfig(Section):
     """F_w: groups that frontier-group dispatch keeps in service (`cgp+fgd`, `stream`)."""
     stream_min_groups: Positive = 1
     """`stream`: least ready groups with which the trainer starts, unless fewer are missing from the update."""
-    zero_variance: Literal["keep", "drop"] = "keep"
-    """Groups whose rewards are all equal: keep their tokens in the denominator, or end them as `filtered`."""
+    zero_variance: Literal["keep", "drop", "refill"] = "keep"
+    """Groups whose rewards are all equal: `keep` their tokens in the denominator, or end them as `filtered`: `drop`, or
+    `refill` the round with the next prompts until it has R other groups (DAPO's dynamic sampling)."""
+    refill_limit: Annotated[int, Field(ge=2)] = 4
+    """`refill`: most groups that a round draws, as a multiple of R; past it they are only dropped."""
     max_unusable_fraction: Fraction = 0.5
-    """A round with a larger share of groups that ended unused stops the run."""
+    """A round with a larger share of groups that ended unused, and were not replaced, stops the run."""
 
     @property
     def groups_per_update(self) -> int:
         """U = B / K; whole by the cross-field checks."""
         return self.update_batch_size // self.samples_per_group
+
+    @property
+    def most_groups(self) -> int:
+        """Groups that a round draws at most, those that replace others included."""
+        return self.groups_per_round * (self.refill_limit if self.zero_variance == "refill" else 1)
 
 
 class SamplingConfig(Section):

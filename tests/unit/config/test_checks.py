@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rolloutpipe_core.config.checks import Problem, check
-from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.config.models import RunConfig, ScheduleConfig
 
 BUILTIN = {"path": "builtin:pointer-walk"}
 
@@ -45,6 +45,7 @@ SCHEDULE_WARNINGS = [
     ({"kind": "cgp", "frontier_mode": "hard"}, "frontier_mode"),
     ({"kind": "stream", "frontier_mode": "hard"}, "frontier_mode"),
     ({"stream_min_groups": 2}, "stream_min_groups"),
+    ({"zero_variance": "drop", "refill_limit": 8}, "refill_limit"),
 ]
 
 
@@ -56,6 +57,12 @@ def test_schedules_that_cannot_run(schedule: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(("schedule", "key"), SCHEDULE_WARNINGS)
 def test_schedules_that_may_surprise(schedule: dict[str, Any], key: str) -> None:
     assert only(schedule=schedule) == ("warning", f"schedule.{key}")
+
+
+@pytest.mark.parametrize(("policy", "most"), [("keep", 16), ("drop", 16), ("refill", 128)])
+def test_a_round_draws_more_than_its_groups_only_to_refill(policy: str, most: int) -> None:
+    schedule = ScheduleConfig.model_validate({"zero_variance": policy, "refill_limit": 8})
+    assert schedule.most_groups == most
 
 
 def test_a_whole_strict_round_is_one_update() -> None:
@@ -116,6 +123,7 @@ OTHERS = [
     ({"rewards": {"deadline_s": 40.0}}, "warning", "rewards.deadline_s"),
     ({"deadlines": {"engine_s": 301.0}}, "warning", "deadlines.engine_s"),
     ({"rollout_workers": 17}, "warning", "rollout_workers"),
+    ({"data": {"rows": 63}, "schedule": {"zero_variance": "refill"}}, "warning", "schedule.refill_limit"),
     ({"rollout_workers": 3, "schedule": {"frontier_mode": "hard"}}, "warning", "schedule.frontier_width"),
 ]
 

@@ -82,7 +82,7 @@ async def measure(python: str, folder: Path, slots: int, groups: int, turns: int
     try:
         await ours.load(version, folder)
         urls = tuple(replica.http.url for replica in ours.replicas)
-        by_priority = EngineConfig(kind="sglang", urls=urls, slots=slots, frontier_by=PRIORITY)
+        by_priority = EngineConfig(kind="sglang", urls=urls, slots=slots, frontier_by="priority")
         theirs = SglangEngine(by_priority, model, deadlines)
         await theirs.load(version, folder)
         stop_ids = sorted(read_facts(folder).eos_ids)

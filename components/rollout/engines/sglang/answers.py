@@ -81,5 +81,4 @@ class RankChecksum(Answer):
 class Checksums(Outcome):
     """`POST /weights_checker`: one checksum a rank, over all of its tensors."""
 
-    payload: list[RankChecksum] | None = None
     ranks: list[RankChecksum] | None = None

@@ -68,10 +68,9 @@ class SglangClient:
     async def checksums(self, deadline_s: float) -> tuple[str, ...]:
         """One checksum a rank over the weights in its memory."""
         answer = await self._call(Checksums, "POST", "/weights_checker", deadline_s, {"action": "checksum"})
-        ranks = answer.payload or answer.ranks
-        if not answer.success or not ranks:
+        if not answer.success or not answer.ranks:
             raise Refused(f"{self.url} gave no checksums", given=answer.message[:SHOWN])
-        return tuple(rank.per_gpu_checksum for rank in ranks)
+        return tuple(rank.per_gpu_checksum for rank in answer.ranks)
 
     async def abort(self, rid: str, deadline_s: float) -> None:
         """End the requests whose id begins with `rid`."""

@@ -22,7 +22,8 @@ from rolloutpipe_core.errors import EngineFailure
 
 from .conftest import DEADLINES, Fleet, Version, kill, process_of, sample, scheduler_of, send, until
 
-LONG = {"max_new_tokens": 200, "top_k": 0}
+LONG = {"max_new_tokens": 250, "temperature": 20.0}
+"""Nearly uniform: the walk's end is one id of 58."""
 GROUPS, K = 6, 8
 
 
@@ -115,7 +116,7 @@ def test_aborted_samples_are_sampled_again(fleet: Fleet, v0: Version) -> None:
 def test_a_sample_that_is_aborted_every_time_fails_its_group_with_the_reason(fleet: Fleet, v0: Version) -> None:
     async def scenario() -> str:
         await fleet.load(v0)
-        call = asyncio.create_task(sample(fleet.engine, 2, max_new_tokens=400, stop_ids=[]))
+        call = asyncio.create_task(sample(fleet.engine, 2, **LONG))
         while not call.done():
             await asyncio.gather(*(replica.http.abort_all(5) for replica in fleet.engine.replicas))
         with pytest.raises(EngineFailure) as failure:
@@ -220,7 +221,7 @@ def test_without_any_server_the_reason_is_told_at_the_deadline(fleet: Fleet, v0:
         engine = SglangEngine(config, ModelConfig(path="unused"), hasty)
         try:
             await engine.load(v0.version, v0.directory)
-            call = asyncio.create_task(sample(engine, 2, max_new_tokens=400))
+            call = asyncio.create_task(sample(engine, 2, **LONG))
             await asyncio.sleep(0.05)
             send(second, signal.SIGSTOP)
             try:

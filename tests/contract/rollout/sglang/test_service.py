@@ -42,7 +42,7 @@ async def serve(rig: Rig, engine: SglangEngine, deed: Any, close: bool = False) 
     async with rig.worker(wrap=lambda unused: Over(unused, engine, close)) as worker:
         await rig.until(lambda: any(replica.in_flight for replica in engine.replicas))
         deed()
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(380):
             while not rig.round_is("drained"):
                 if worker.task.done():
                     worker.task.result()
@@ -52,8 +52,8 @@ async def serve(rig: Rig, engine: SglangEngine, deed: Any, close: bool = False) 
 
 
 LONG: dict[str, Any] = {
-    "sampling": {"max_new_tokens": 300},
-    "deadlines": {"engine_s": 170, "publish_s": 170, "group_s": 170},
+    "sampling": {"max_new_tokens": 250, "temperature": 20.0},
+    "deadlines": {"engine_s": 380, "publish_s": 380, "group_s": 380},
     "schedule": {"kind": "cgp"},
     "data": {"max_prompt_tokens": 200},
 }

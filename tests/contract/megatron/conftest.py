@@ -209,7 +209,9 @@ def train(
             "run": "test",
             "model": {"path": str(make_model(family)), "dtype": dtype},
             "loss": loss or {},
-            "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5} | (optimizer or {}),
+            # A gradient far below AdamW's eps is rounding: at the default of 1e-8 its sign would step whole rates.
+            "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5, "eps": 1e-6}
+            | (optimizer or {}),
             "trainer": {"kind": kind, "microbatch_tokens": 64} | trainer,
             "sampling": {"temperature": temperature, "max_new_tokens": 16},
         }

@@ -37,8 +37,8 @@ OBJECTIVE = {
     "importance_cap": 1.5,
 }
 """Every term, and every pass: the policy's, the reference's and the frozen copy's."""
-WEIGHTS = 5e-5  # of weights of about 0.2 after three steps of at most 1e-3
-MEASURES = 2e-5
+WEIGHTS = 2e-5  # of weights of about 0.2 after three steps of at most 1e-3
+MEASURES = 1e-5
 
 
 def distance(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], key: str = "master.") -> float:
@@ -125,9 +125,10 @@ def test_bfloat16_is_near_the_torch_backend(train):
         assert distance(masters, state) < 2.1e-3  # of a step of 1e-3 either way
 
 
-def test_the_distributed_optimizer_changes_no_bit_in_bfloat16(train):
+def test_the_distributed_optimizer_is_the_same_optimizer_in_bfloat16(train):
+    """The norm is summed over other shards, and may differ in its last bit."""
     states = [train(dtype="bfloat16", data_parallel=2, distributed_optimizer=sharded)[1] for sharded in (False, True)]
-    assert distance(*states, key="") == 0.0
+    assert distance(*states, key="") < 1e-6
 
 
 def test_a_gradient_that_is_not_finite_steps_nothing(train, recorded, make_group):

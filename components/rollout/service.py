@@ -87,13 +87,17 @@ class RolloutService:
             loop.call_soon_threadsafe(self._cancel, lease)
 
         with LeaseKeeper(self.parts.ledger, self.parts.config.leases.lease_s, lost) as self._leases:
+            reason = "the worker stopped"
             try:
                 served = None
                 while (version := await self._next_version(served)) is not None:
                     loaded = await self._load(version)
                     served = version if loaded and await self._serve_round(version) else None
+            except RolloutPipeError as error:
+                reason = f"the worker ended: {error}"
+                raise
             finally:
-                await self._leave()
+                await self._leave(reason)
 
     async def _next_version(self, served: WeightVersion | None) -> WeightVersion | None:
         """The version to sample with next; None when the run is complete."""
@@ -279,13 +283,13 @@ class RolloutService:
         await asyncio.gather(*self._serving.values(), return_exceptions=True)
         self._serving.clear()
 
-    async def _leave(self) -> None:
+    async def _leave(self, reason: str) -> None:
         """In good order: others may take our groups at once instead of after the lease."""
         held = self._leases.held
         await self._abandon()
         for lease in held:
             try:
-                self.parts.ledger.hand_back(lease, "the worker stopped")
+                self.parts.ledger.hand_back(lease, reason)
             except RedisUnavailable as error:
                 log.warning("groups are not handed back, their leases run out: %s", error)
                 return  # one deadline is long enough

@@ -197,9 +197,9 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
 
 def _engine(config: RunConfig) -> Iterator[Problem]:
     """SGLang's settings."""
-    engine, given = config.engine, config.engine.model_fields_set
+    engine, given, schedule = config.engine, config.engine.model_fields_set, config.schedule
     if engine.kind == "torch":
-        for key in given & {"urls", "launch", "frontier_by"}:
+        for key in sorted(given & {"urls", "launch", "stall_s", "frontier_by"}):
             yield _warning(f"engine.{key}", "it means nothing with torch", "remove it, or set engine.kind to sglang")
         return
     if bool(engine.urls) == (engine.launch is not None):
@@ -217,6 +217,38 @@ def _engine(config: RunConfig) -> Iterator[Problem]:
     if config.deterministic:
         yield _error(
             "deterministic", "SGLang's samples depend on what is batched with them", "set engine.kind to torch"
+        )
+    if config.sampling.top_k == 1 and config.sampling.temperature != 1:
+        yield _error(
+            "sampling.temperature",
+            "with top_k 1 SGLang reports log-probabilities of logits that are not divided by it",
+            "set it to 1",
+        )
+    if engine.frontier_by == "priority":
+        if schedule.kind == "cgp+fgd" and schedule.frontier_mode == "hard":
+            yield _error(
+                "engine.frontier_by",
+                "by priority all groups are sent, and a hard frontier holds them back",
+                "set schedule.frontier_mode to fill, or engine.frontier_by to admission",
+            )
+        if config.rollout_workers > 1:
+            yield _error(
+                "engine.frontier_by",
+                f"by priority the first of {config.rollout_workers} workers would take every group",
+                "set rollout_workers to 1: one worker serves any number of servers",
+            )
+    if engine.launch is not None and engine.launch.start_s >= config.deadlines.engine_s:
+        yield _warning(
+            "engine.launch.start_s",
+            f"the first load has deadlines.engine_s of {config.deadlines.engine_s:g} s, the start included",
+            "set deadlines.engine_s above it",
+        )
+    if engine.stall_s >= config.deadlines.engine_s:
+        yield _warning(
+            "engine.stall_s",
+            f"a group is given up after deadlines.engine_s of {config.deadlines.engine_s:g} s, before its samples "
+            "could go elsewhere",
+            "set it below deadlines.engine_s",
         )
 
 

@@ -17,6 +17,7 @@ Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 VERIFIER = r"^(?:pointer_walk|exact|math|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 DEVICE = r"^(?:cpu|cuda|mps|xpu)(?::[0-9]+)?$"
+Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -125,10 +126,10 @@ class LaunchConfig(Section):
     python: str = "python3"
     """Interpreter of SGLang's own environment (it pins its torch)."""
     arguments: tuple[str, ...] = ()
-    """Passed through to `python -m sglang.launch_server`, for example `[--tp, "2"]`."""
+    """Passed through to `python -m sglang.launch_server`, for example `[--tp-size, "2"]`; they win over ours."""
     environment: dict[str, str] = {}
-    """Environment variables of the servers, besides the worker's own."""
-    start_s: Seconds = 300.0
+    """Environment variables of the servers, besides the worker's own (without its credentials)."""
+    start_s: Seconds = 240.0
     """Longest time from a server's start to its first answer."""
 
 
@@ -139,10 +140,12 @@ class EngineConfig(Section):
     """`torch`: in process, continuous batching; `sglang`: SGLang servers over HTTP (docs/sglang.md)."""
     slots: Positive = 64
     """Samples decoded at once; with `sglang` by all servers together."""
-    urls: tuple[str, ...] = ()
+    urls: tuple[Url, ...] = ()
     """SGLang servers that run already, for example `[http://gpu-1:30000]`; they serve this worker alone."""
     launch: LaunchConfig | None = None
     """SGLang servers that the worker starts itself, instead of `urls`."""
+    stall_s: Seconds = 120.0
+    """A server whose samples in flight make no step for this long is out, and they go elsewhere (`sglang`)."""
     frontier_by: Literal["admission", "priority"] = "admission"
     """Who puts the frontier first (`sglang`): our admission, or the servers' own priority scheduling."""
 
@@ -168,7 +171,8 @@ class LossConfig(Section):
 
     kind: Literal["grpo", "dr_grpo", "gspo", "cispo"] = "grpo"
     """`grpo`: clipped surrogate; `dr_grpo`: the same, advantages only centred; `gspo`: ratio and clip of whole
-    responses; `cispo`: the weight is clipped instead of the token. DAPO is `grpo` with its settings (docs/losses.md)."""
+    responses; `cispo`: the weight is clipped instead of the token. DAPO is `grpo` with its settings
+    (docs/losses.md)."""
     aggregation: Literal["token_mean", "sample_mean", "dr_grpo"] = "token_mean"
     """An update's denominator: its tokens (DAPO), samples after a mean in each (GRPO), samples x max_new_tokens."""
     advantage_eps: Annotated[float, Field(ge=0)] = 1e-4

@@ -81,6 +81,8 @@ def test_remedies_name_numbers_that_work() -> None:
 
 
 LLM = {"path": "models/llm"}
+SGLANG = {"kind": "sglang", "urls": ["http://gpu-1:30000"]}
+LAUNCHED = {"kind": "sglang", "launch": {}}
 OTHERS = [
     ({"data": {"source": "jsonl"}, "model": LLM, "rewards": {"verifier": "math"}}, "error", "data.path"),
     ({"data": {"path": "rows.jsonl"}}, "warning", "data.path"),
@@ -96,6 +98,19 @@ OTHERS = [
     ({"sampling": {"top_p": 0.9}}, "warning", "sampling.top_p"),
     ({"sampling": {"top_k": 50}}, "warning", "sampling.top_k"),
     ({"engine": {"slots": 7}}, "warning", "engine.slots"),
+    ({"engine": {"stall_s": 60.0}}, "warning", "engine.stall_s"),
+    ({"engine": {"kind": "sglang"}}, "error", "engine.urls"),
+    ({"engine": SGLANG | {"launch": {}}}, "error", "engine.urls"),
+    ({"engine": SGLANG, "rollout_workers": 2}, "error", "engine.urls"),
+    ({"engine": SGLANG, "schedule": {"order": "submission"}, "deterministic": True}, "error", "deterministic"),
+    ({"engine": LAUNCHED | {"frontier_by": "priority"}, "rollout_workers": 2}, "error", "engine.frontier_by"),
+    (
+        {"engine": SGLANG | {"frontier_by": "priority"}, "schedule": {"frontier_mode": "hard"}},
+        "error",
+        "engine.frontier_by",
+    ),
+    ({"engine": {"kind": "sglang", "launch": {"start_s": 300.0}}}, "warning", "engine.launch.start_s"),
+    ({"engine": SGLANG | {"stall_s": 300.0}}, "warning", "engine.stall_s"),
     (
         {"deterministic": True, "model": BUILTIN | {"device": "cuda"}, "schedule": {"order": "submission"}},
         "warning",
@@ -133,6 +148,12 @@ OTHERS = [
 )
 def test_other_sections(sections: dict[str, Any], severity: str, key: str) -> None:
     assert only(**sections) == (severity, key)
+
+
+def test_greedy_sampling_by_sglang_has_temperature_1() -> None:
+    sampling = {"top_k": 1, "temperature": 0.5}
+    found = {(problem.severity, problem.key) for problem in problems(engine=SGLANG, sampling=sampling)}
+    assert ("error", "sampling.temperature") in found
 
 
 def test_a_verifier_of_the_users_own_fits_any_data() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import PreTrainedModel
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from .shards import whole
 
 # What tokenizers of transformers are made of, by name (`vocab.json`, `tokenizer.model`, `chat_template.jinja`, ...).
 TOKENIZER_FILES = (
@@ -30,3 +33,20 @@ def export_model(model: PreTrainedModel, tokenizer_files: Mapping[str, bytes], d
     model.save_pretrained(directory)
     for name, content in tokenizer_files.items():
         (directory / name).write_bytes(content)
+
+
+def whole_model(model: PreTrainedModel, dtype: torch.dtype, here: bool) -> PreTrainedModel | None:
+    """A copy of a sharded model on the CPU, in `dtype`; None where it is not wanted `here`. All ranks take part."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        full = whole(tensor)
+        if here:
+            tensors[name] = (full.to(dtype) if full.is_floating_point() else full).cpu()
+    if not here:
+        return None
+    with torch.device("meta"):
+        copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
+    copy.load_state_dict(tensors, assign=True)
+    copy.tie_weights()
+    copy.generation_config = model.generation_config
+    return copy

@@ -46,9 +46,10 @@ def read_config(directory: Path) -> PretrainedConfig:
     if not directory.is_dir():
         raise BadInput("no folder with a model", given=str(directory), expected="config.json and *.safetensors")
     try:
-        return AutoConfig.from_pretrained(directory)
+        config: PretrainedConfig = AutoConfig.from_pretrained(directory)
     except (OSError, ValueError) as error:
         raise BadInput("no Hugging Face causal LM in this folder", f"{directory}: {error}") from error
+    return config
 
 
 def read_architecture(config: PretrainedConfig) -> Architecture:
@@ -81,8 +82,9 @@ def rotary_frequencies(config: PretrainedConfig, head_dim: int) -> Tensor:
     """Radians a position of each pair of dimensions, float32 [head_dim / 2], as transformers makes them."""
     parameters: Any = config.rope_parameters
     if parameters["rope_type"] == "default":
-        return 1.0 / (parameters["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
-    frequencies, _ = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+        base: float = parameters["rope_theta"]
+        return 1.0 / (base ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
+    frequencies: Tensor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)[0]
     return frequencies
 
 

@@ -55,9 +55,8 @@ class Layout:
         if not distributed.is_initialized():
             if kind.index is not None:
                 torch.cuda.set_device(kind)
-            distributed.init_process_group(
-                "nccl" if cuda else "gloo", store=distributed.HashStore(), rank=0, world_size=1
-            )
+            store = distributed.HashStore()  # type: ignore[attr-defined]
+            distributed.init_process_group("nccl" if cuda else "gloo", store=store, rank=0, world_size=1)
         tensor, data, pipeline = trainer.tensor_parallel, trainer.data_parallel, trainer.pipeline_parallel
         if distributed.get_world_size() != tensor * data * pipeline:
             raise BadInput(

@@ -28,7 +28,7 @@ from .modules import CausalAttention, Norm
 from .vocabulary import score_shard
 
 
-class PolicyModel(GPTModel):
+class PolicyModel(GPTModel):  # type: ignore[misc]
     """This rank's stage and shard of a policy at a temperature. Its weights are undefined until they are loaded."""
 
     def __init__(

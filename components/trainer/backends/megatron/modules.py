@@ -32,6 +32,6 @@ class CausalAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """query [L, B, heads, D], key and value [L, B, groups, D] of this rank -> [L, B, heads * D]."""
-        rows = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        mixed = scaled_dot_product_attention(*rows, is_causal=True, scale=self._scale, enable_gqa=True)
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale, enable_gqa=True)
         return mixed.permute(2, 0, 1, 3).flatten(2)

@@ -185,7 +185,9 @@ class MegatronTrainer:
             raise BadInput(
                 "no reference weights", given="kl_coefficient > 0", expected="the folder of the run's version 0"
             )
-        return self._load_model(directory).eval().requires_grad_(False)
+        model = self._load_model(directory)
+        model.eval().requires_grad_(False)
+        return model
 
     @torch.no_grad()
     def _freeze(self) -> None:

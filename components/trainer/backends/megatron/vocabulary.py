@@ -39,7 +39,7 @@ def score_shard(
     def chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = linear(states, weight)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-        logprobs, entropy = ShardScores.apply(wide, targets - first, group)
+        logprobs, entropy = ShardScores.apply(wide, targets - first, group)  # type: ignore[no-untyped-call]
         return logprobs, entropy if entropy_gradient else entropy.detach()
 
     rows = max(CHUNK_LOGITS // len(weight), 1)

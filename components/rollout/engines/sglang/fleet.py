@@ -108,13 +108,12 @@ class Fleet:
         if replica.server is not None and not replica.server.running:
             replica.give_up(replica.server.ended)
             return
-        await replica.feel_pulse()
-        if replica.stalled_s > self._deadlines.stall_s:
-            replica.give_up(f"its {replica.in_flight} samples have made no step for {replica.stalled_s:.0f} s")
-            return
         told = await replica.http.model_info(self._deadlines.silent_s)
         if weights is not None and replica.fence == fence and told.weight_version != weights.tag:
             raise WrongVersion(f"{replica.name} holds other weights", given=str(told.weight_version))
+        await replica.feel_pulse()
+        if replica.stalled_s > self._deadlines.stall_s:
+            replica.give_up(f"its {replica.in_flight} samples have made no step for {replica.stalled_s:.0f} s")
 
     async def _bring_back(self, replica: Replica, weights: Weights, pause: float) -> float:
         """Try to have a server serve the present weights; the pause, in seconds, before the next look."""

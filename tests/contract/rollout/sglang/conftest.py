@@ -31,7 +31,7 @@ ARGUMENTS = (
     *("--mem-fraction-static", "0.1", "--max-total-tokens", "16384", "--context-length", "512"),
     *("--enable-priority-scheduling", "--schedule-low-priority-values-first", "--disable-priority-preemption"),
 )
-DEADLINES = Deadlines(answer_s=360, load_s=60, start_s=300, stall_s=15, silent_s=6, probe_s=0.5)
+DEADLINES = Deadlines(answer_s=360, load_s=60, start_s=300, stall_s=10, silent_s=6, probe_s=0.5)
 """Short where a test waits for one; the machine may be busy."""
 PROMPT = [5, 9, 14, 20, 7, 11]
 DEADLINE_S = 400.0

@@ -121,6 +121,21 @@ def test_other_weights_are_served_after_a_load_and_no_prefix_of_the_old(fleet: F
         assert mismatch(completions, version.directory, 1.0) < TOLERANCE
 
 
+def test_servers_tell_the_same_weights_by_their_checksums(fleet: Fleet, v0: Version, v1: Version) -> None:
+    async def scenario() -> list[list[tuple[str, ...] | None]]:
+        found = []
+        for version in (v0, v1):
+            await fleet.load(version)
+            found.append([await replica.checksums() for replica in fleet.engine.replicas])
+        return found
+
+    (first, second), (third, fourth) = fleet.run(scenario())
+    assert first is not None
+    assert first == second
+    assert third == fourth
+    assert first != third
+
+
 @pytest.mark.parametrize(
     ("prompt", "sampling", "reason"),
     [

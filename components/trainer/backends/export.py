@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from .shards import whole
 
@@ -42,11 +43,17 @@ def whole_model(model: PreTrainedModel, dtype: torch.dtype, here: bool) -> PreTr
         full = whole(tensor)
         if here:
             tensors[name] = (full.to(dtype) if full.is_floating_point() else full).cpu()
-    if not here:
-        return None
+    return model_of(model.config, model.generation_config, tensors, dtype) if here else None
+
+
+def model_of(
+    config: PretrainedConfig, generation: GenerationConfig | None, tensors: Mapping[str, Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
+    """A model on the CPU that has these tensors, all of its parameters in `dtype`; nothing is copied."""
     with torch.device("meta"):
-        copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
-    copy.load_state_dict(tensors, assign=True)
-    copy.tie_weights()
-    copy.generation_config = model.generation_config
-    return copy
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.load_state_dict(tensors, assign=True)
+    model.tie_weights()
+    if generation is not None:
+        model.generation_config = generation
+    return model

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig
 
-from ..export import export_model, read_tokenizer_files
+from ..export import export_model, model_of, read_tokenizer_files
 from .mapping import EMBEDDING, HEAD
 
 
@@ -24,10 +24,5 @@ class Exporter:
 
     def write(self, whole: Mapping[str, Tensor], directory: Path) -> None:
         """`whole`: every parameter by its Hugging Face name, without a tied head."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self._config, dtype=self._dtype)
-        model.load_state_dict({HEAD: whole[EMBEDDING], **whole}, assign=True)
-        model.tie_weights()
-        if self._generation is not None:
-            model.generation_config = self._generation
+        model = model_of(self._config, self._generation, {HEAD: whole[EMBEDDING], **whole}, self._dtype)
         export_model(model, self._tokenizer_files, directory)

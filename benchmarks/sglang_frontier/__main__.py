@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -78,12 +79,14 @@ async def measure(python: str, folder: Path, slots: int, groups: int, turns: int
     launch = {"replicas": 2, "python": python, "arguments": (*ON_CPU, *PRIORITIES)}
     config = EngineConfig.model_validate({"kind": "sglang", "launch": launch, "slots": slots})
     deadlines, model = Deadlines.of(config, ENGINE_S), ModelConfig(path=str(folder))
-    ours = SglangEngine(config, model, deadlines, "bench", logs)
-    try:
+    async with AsyncExitStack() as stack:
+        ours = SglangEngine(config, model, deadlines, "bench", logs)
+        stack.push_async_callback(ours.close)
         await ours.load(version, folder)
         urls = tuple(replica.http.url for replica in ours.replicas)
         by_priority = EngineConfig(kind="sglang", urls=urls, slots=slots, frontier_by="priority")
         theirs = SglangEngine(by_priority, model, deadlines)
+        stack.push_async_callback(theirs.close)
         await theirs.load(version, folder)
         stop_ids = sorted(read_facts(folder).eos_ids)
         ways: dict[str, Way] = {
@@ -92,9 +95,6 @@ async def measure(python: str, folder: Path, slots: int, groups: int, turns: int
             BARE: lambda: bare(urls, slots, stop_ids, load),
         }
         found = [{name: await way() for name, way in ways.items()} for _ in range(1 + turns)]
-        await theirs.close()
-    finally:
-        await ours.close()
     return found[1:]
 
 

@@ -11,6 +11,7 @@ from itertools import accumulate
 from statistics import mean, median
 
 import httpx
+from rolloutpipe_components.rollout.engines.sglang.client import KEEP_ALIVE_S
 from rolloutpipe_components.rollout.engines.sglang.completion import request_body, sampling_params
 from rolloutpipe_components.rollout.engines.sglang.engine import SglangEngine
 
@@ -127,7 +128,7 @@ async def all_at_once(engine: SglangEngine, load: Load) -> Round:
 async def bare(urls: Sequence[str], slots: int, stop_ids: Sequence[int], load: Load) -> Round:
     """The same requests by a client that does nothing else: no admission, no checks, no ids in the answers read."""
     gate, start = asyncio.Semaphore(slots), time.perf_counter()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:
 
         async def one(index: int, place: int, seed: int) -> int:

@@ -4,14 +4,14 @@
 .PHONY: help quickstart setup test kill-test check format clean
 
 bin := .venv/bin
-KILLS ?= 200
+KILLS ?= 240
 SEED ?= 1
 sources := pyproject.toml setup.py infra/setup/venv
 
 help:
 	@echo "make quickstart   set up and run a real job: embedded servers, rollout and trainer, a report"
 	@echo "make test         set up for development and run all tests"
-	@echo "make kill-test    kill and stop everything at every point; KILLS=200 SEED=1"
+	@echo "make kill-test    kill and stop everything at every point; KILLS=240 SEED=1"
 	@echo "make check        ruff, mypy, import rules, links of the docs: what CI checks"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make setup        only make .venv, with the development tools"

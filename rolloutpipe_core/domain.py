@@ -118,7 +118,7 @@ class Sample:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Group:
     """One prompt's K samples: the unit that is handed over, gated, assigned and trained."""
 

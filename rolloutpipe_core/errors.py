@@ -10,6 +10,7 @@ RolloutPipeError
 ├── StoreMisconfigured    exit 7   the store answers, but refuses us (403, no bucket, clock)
 ├── StoreRefused          exit 7   the store breaks a promise we build on
 ├── LedgerRefused         exit 8   the ledger's state forbids the call: a defect or a foreign writer
+├── RankLost              exit 9   a rank of the trainer ended or broke; started again, the trainer replays
 ├── CommitLost            (caught) another trainer's commit won; adopt and reload
 ├── ObjectMissing         (caught) a key that should exist does not
 ├── Damaged               (caught) proven damage of a group; the gate rejects it
@@ -81,6 +82,10 @@ class StoreRefused(RolloutPipeError):
 
 class LedgerRefused(RolloutPipeError):
     exit_code = 8
+
+
+class RankLost(RolloutPipeError):
+    exit_code = 9
 
 
 @dataclass(eq=False)  # an exception must stay hashable

@@ -108,7 +108,7 @@ def register_run(client: LedgerClient, head: Link, actor: str) -> None:
     keys = [client.keys.run, client.keys.ledger, client.keys.fifo, client.keys.weights]
     facts = [commit.lineage, commit.version.number, commit.version.sha]
     place = [weights_prefix(commit.run, commit.weights_sha), head.key, head.sha256]
-    client.call("prepare", keys, [actor, *facts, *place, commit.config_sha])
+    client.call("prepare", keys, [actor, *facts, *place, commit.config_sha, commit.cursor])
 
 
 def check_not_ahead(reader: LedgerReader, chain: CommitChain) -> None:

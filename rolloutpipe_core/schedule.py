@@ -79,7 +79,11 @@ class TrainerView:
     drained: bool  # no more groups of this round are on their way
     arriving: tuple[int, ...] = ()  # announced, not ready: they wait to be fetched, or are just being verified
     outstanding: frozenset[int] = frozenset()
-    """Submission orders neither ended nor consumed, ready ones included (only for `order: submission`)."""
+    """Submission orders neither ended nor consumed, ready ones included (only for `order: submission`).
+
+    A group that replaces a filtered one has the next order of its round: it comes behind all that are known, so that a
+    look before it was drawn takes nothing that a look after it would not.
+    """
 
     def all_ready(self) -> TrainerView:
         """As it would be if fetching and verifying took no time."""

@@ -48,15 +48,23 @@ class Service:
 
 def run_service(role: str, main: Callable[[Service], None], arguments: Sequence[str] | None = None) -> int:
     """Parse, connect, check the store's promise, call `main`; returns the exit code."""
+
+    def serve(config: RunConfig, name: str) -> None:
+        service = connect(config, role, name, Connections.read())
+        service.client.server_time_ms()  # Redis must be there before anything else waits
+        probe_store(service.store)
+        main(service)
+
+    return run_process(role, serve, arguments)
+
+
+def run_process(role: str, main: Callable[[RunConfig, str], None], arguments: Sequence[str] | None = None) -> int:
+    """Parse, call `main` with the configuration and the service's name; returns the exit code."""
     options = _parse(role, arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        config = load_config(options.config, options.set)
-        service = connect(config, role, options.name, Connections.read())
-        service.client.server_time_ms()  # Redis must be there before anything else waits
-        probe_store(service.store)
-        main(service)
+        main(load_config(options.config, options.set), options.name)
     except RolloutPipeError as error:
         log.error("%s %s ends: %s", role, options.name, error)
         return error.exit_code
@@ -71,11 +79,11 @@ def connect(config: RunConfig, role: str, name: str, connections: Connections) -
     """The clients of one service, with the config's deadlines."""
     deadlines = config.deadlines
     redis = connections.redis.client()
-    client = LedgerClient(redis, config.run, deadlines.redis_s, _log_outage)
+    client = LedgerClient(redis, config.run, deadlines.redis_s, log_outage)
     beacon = Beacon(client, role, name, config.leases.heartbeat_s)
 
     def store_is_away(reason: str) -> None:
-        _log_outage(reason)
+        log_outage(reason)
         beacon.outage(reason, deadlines.store_s)
 
     return Service(
@@ -96,7 +104,8 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _log_outage(reason: str) -> None:
+def log_outage(reason: str) -> None:
+    """Say that Redis or the store is away; an empty reason says that it is back."""
     if reason:
         log.warning("waits for %s", reason)
 

@@ -6,12 +6,18 @@ import asyncio
 import secrets
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rolloutpipe_core.local.state import STATE_FOLDER
 from rolloutpipe_core.service import CACHE, Service, Terminated, run_service
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .service import RolloutService
+
+LOGS = Path(STATE_FOLDER) / "logs"
+"""Of the servers that a worker starts."""
 
 
 def main(service: Service) -> None:
@@ -32,29 +38,44 @@ def main(service: Service) -> None:
         register_run(client, head, service.name)
         check_not_ahead(service.reader, CommitChain(service.store, config.run))
 
-    import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from .engines.torch import TorchEngine
     from .group import GroupServer
     from .service import RolloutParts, RolloutService
     from .tokenize import PromptTokenizer
 
     disable_progress_bar()
-    if config.deterministic:
-        torch.set_num_threads(1)
     with service.beacon as beacon, DirectoryCache(CACHE) as cache:
         # The nonce keeps two workers of one name apart: leases are compared with it.
         worker = f"{service.name}-{secrets.token_hex(3)}"
         ledger = RolloutLedger(client, worker, config.leases.lease_s, config.leases.max_attempts)
         tokenizer = PromptTokenizer(model, config.data)
-        engine = TorchEngine(config.engine, config.model, config.deterministic)
+        engine = make_engine(service)
         verifiers = VerifierPool(config.rewards)
         groups = GroupServer(config, ledger, service.store, engine, verifiers, tokenizer)
         parts = RolloutParts(
             config, ledger, service.reader, service.store, engine, groups, prompts, beacon, cache, restore
         )
         asyncio.run(_serve(RolloutService(parts)))
+
+
+def make_engine(service: Service) -> Engine:
+    """The configured engine; only its own libraries are imported."""
+    config = service.config
+    if config.engine.kind == "sglang":
+        from .engines.sglang.deadlines import Deadlines
+        from .engines.sglang.engine import SglangEngine
+
+        deadlines = Deadlines.of(config.engine, config.deadlines.engine_s)
+        waiting = service.beacon.waiting
+        return SglangEngine(config.engine, config.model, deadlines, service.name, LOGS / config.run, waiting)
+    import torch
+
+    from .engines.torch import TorchEngine
+
+    if config.deterministic:
+        torch.set_num_threads(1)
+    return TorchEngine(config.engine, config.model, config.deterministic)
 
 
 async def _serve(rollout: RolloutService) -> None:

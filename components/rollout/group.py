@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from rolloutpipe_core.config.models import RunConfig
@@ -34,7 +35,7 @@ class RoundWork:
     """A round as a worker serves it."""
 
     cohort: Cohort
-    prompts: tuple[Prompt, ...]  # [R], in submission order
+    prompt: Callable[[int], Prompt]  # by submission order; behind the cohort's come those that replace others
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class GroupServer:
         """
         schedule, sampling = self.config.schedule, self.config.sampling
         _, index = parse_group_id(lease.group)
-        prompt = work.prompts[index]
+        prompt = work.prompt(index)
         prompt_ids = self.tokenizer.encode(prompt)
         places = range(schedule.samples_per_group)
         seeds = [sample_seed(self.config.seed, work.cohort.round, index, place) for place in places]
@@ -70,16 +71,22 @@ class GroupServer:
         _tell_unjudged(lease.group, scores)
         identity = self._identity(work.cohort, lease, index, prompt)
         loss = self.config.loss
-        group, statistics = materialize(identity, prompt_ids, completions, texts, scores, loss.kind, loss.advantage_eps)
+        group, statistics = materialize(
+            identity, prompt_ids, completions, texts, scores, loss.advantage, loss.advantage_eps
+        )
         self.ledger.materialized(lease)
-        if statistics.zero_variance and schedule.zero_variance == "drop":
+        if statistics.zero_variance and schedule.zero_variance != "keep":
             tokens = sum(len(sample.response_ids) for sample in group.samples)
             facts = {"reward_mean": statistics.mean, "reward_std": 0, "response_tokens": tokens}
-            self.ledger.filtered(lease, "zero variance of rewards", facts)
+            self.ledger.filtered(lease, "zero variance of rewards", facts, partial(self._drawn, work))
             return
         size = schedule.samples_per_group
         expected = Expectation(self.config.run, work.cohort.lineage, work.cohort.version, size, lease.attempt)
         await hand_over(self.ledger, self.store, lease, group, expected)
+
+    def _drawn(self, work: RoundWork, index: int) -> str | None:
+        """Prompt of the round's group with this submission order; None where it draws no more."""
+        return work.prompt(index).id if index < self.config.schedule.most_groups else None
 
     def _identity(self, cohort: Cohort, lease: Lease, index: int, prompt: Prompt) -> GroupIdentity:
         return GroupIdentity(

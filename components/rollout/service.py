@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rolloutpipe_core.config.models import RunConfig
-from rolloutpipe_core.data.prompts import PromptSet, cohort, cohort_sha
-from rolloutpipe_core.domain import RoundState, WeightVersion, group_id
+from rolloutpipe_core.data.prompts import PromptSet, cohort, cohort_sha, order
+from rolloutpipe_core.domain import Prompt, RoundState, WeightVersion, group_id
 from rolloutpipe_core.errors import (
     EngineFailure,
     Fenced,
@@ -87,13 +87,17 @@ class RolloutService:
             loop.call_soon_threadsafe(self._cancel, lease)
 
         with LeaseKeeper(self.parts.ledger, self.parts.config.leases.lease_s, lost) as self._leases:
+            reason = "the worker stopped"
             try:
                 served = None
                 while (version := await self._next_version(served)) is not None:
                     loaded = await self._load(version)
                     served = version if loaded and await self._serve_round(version) else None
+            except RolloutPipeError as error:
+                reason = f"the worker ended: {error}"
+                raise
             finally:
-                await self._leave()
+                await self._leave(reason)
 
     async def _next_version(self, served: WeightVersion | None) -> WeightVersion | None:
         """The version to sample with next; None when the run is complete."""
@@ -131,15 +135,14 @@ class RolloutService:
     def _opened(self, version: WeightVersion) -> RoundWork | None:
         """The version's round, opened by us or another; None when the run is at another version.
 
-        Round r samples with version r; its prompts are the next R of the seeded order.
+        Round r samples with version r; its prompts come from the seeded order, behind those of the rounds before.
         """
         run = self._run_at(version)
         if run is None:
             return None
         config, data, round = self.parts.config, self.parts.prompts, version.number
-        size = self.schedule.groups_per_round
-        prompts = tuple(data[row] for row in cohort(config.seed, len(data), round * size, size))
-        ids = tuple(prompt.id for prompt in prompts)
+        size, cursor = self.schedule.groups_per_round, int(run["cursor"])
+        ids = tuple(data[row].id for row in cohort(config.seed, len(data), cursor, size))
         opened = Cohort(
             round=round,
             lineage=int(run["lineage"]),
@@ -148,8 +151,8 @@ class RolloutService:
             prompts=ids,
             cohort_sha=cohort_sha(ids),
             data_fingerprint=data.fingerprint,
-            cursor=round * size,
-            cursor_end=(round + 1) * size,
+            cursor=cursor,
+            cursor_end=cursor + size,
         )
         try:
             self.parts.ledger.open_round(opened, self.schedule)
@@ -157,7 +160,11 @@ class RolloutService:
             if self._run_at(version) is None:
                 return None  # it went on since we looked
             raise
-        return RoundWork(opened, prompts)
+
+        def prompt(index: int) -> Prompt:
+            return data[order(config.seed, len(data), cursor + index)]
+
+        return RoundWork(opened, prompt)
 
     def _run_at(self, version: WeightVersion) -> dict[str, str] | None:
         """The run's hash while the run is at this version, else None. Raises RunStopped."""
@@ -276,13 +283,13 @@ class RolloutService:
         await asyncio.gather(*self._serving.values(), return_exceptions=True)
         self._serving.clear()
 
-    async def _leave(self) -> None:
+    async def _leave(self, reason: str) -> None:
         """In good order: others may take our groups at once instead of after the lease."""
         held = self._leases.held
         await self._abandon()
         for lease in held:
             try:
-                self.parts.ledger.hand_back(lease, "the worker stopped")
+                self.parts.ledger.hand_back(lease, reason)
             except RedisUnavailable as error:
                 log.warning("groups are not handed back, their leases run out: %s", error)
                 return  # one deadline is long enough

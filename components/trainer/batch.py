@@ -29,6 +29,7 @@ class Batch:
     engine_logprobs: Tensor  # float [N], nats
     advantages: Tensor  # float [N]
     weights: Tensor  # float [N], each token's weight in the update's sum
+    rows: Tensor  # int64 [N], the row of each trained token: its sample
 
 
 def make_batch(
@@ -41,7 +42,7 @@ def make_batch(
     length = max(sample.tokens for sample in samples)
     input_ids = np.zeros((len(samples), length), dtype=np.int64)
     predicts = np.zeros((len(samples), length), dtype=bool)
-    targets, engine, advantages, weights = [], [], [], []
+    targets, engine, advantages, weights, rows = [], [], [], [], []
     for row, sample in enumerate(samples):
         prompt = len(sample.prompt_ids)
         if prompt == 0:
@@ -54,6 +55,7 @@ def make_batch(
         engine.append(sample.behavior_logprobs[trained])
         advantages.append(np.full(count, sample.advantage))
         weights.append(np.full(count, token_weight(aggregation, count)))
+        rows.append(np.full(count, row))
 
     def joined(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.concatenate(parts), dtype=dtype, device=device)
@@ -65,4 +67,5 @@ def make_batch(
         engine_logprobs=joined(engine, dtype),
         advantages=joined(advantages, dtype),
         weights=joined(weights, dtype),
+        rows=joined(rows, torch.int64),
     )

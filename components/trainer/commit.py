@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rolloutpipe_core.config.models import ScheduleConfig
-from rolloutpipe_core.domain import ENDED_STATES, GroupRef
-from rolloutpipe_core.errors import RunStopped
+from rolloutpipe_core.domain import ENDED_STATES, GroupRef, group_id
+from rolloutpipe_core.errors import LedgerRefused, RunStopped
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.trainer import TrainerLedger
 from rolloutpipe_core.scratch import scratch_folder
@@ -38,12 +38,15 @@ class RoundCommitter:
     def commit(self, head: Link, trainer: Trainer, updates: Sequence[TrainedUpdate]) -> Link:
         """Make round `head.next_round` part of the chain, and publish its version.
 
-        Raises CommitLost when another trainer's commit won, RunStopped when too many groups ended unused.
+        Raises CommitLost when another trainer's commit won, RunStopped when too many groups ended unused, LedgerRefused
+        when Redis no longer tells of just the groups that were trained and ended.
         """
         round = head.next_round
         opened = self.reader.round_state(round)
         ended = [row for row in self.reader.groups(round) if row["state"] in ENDED_STATES]
-        self._check_usable(round, ended)
+        groups = int(opened.get("groups", 0))
+        _check_whole(round, groups, updates, ended)
+        self._check_usable(round, groups, ended)
         weights_sha, checkpoint = self._upload(head, trainer) if updates else _unchanged(head)
         epoch = self.ledger.epoch
         commit = Commit(
@@ -80,19 +83,34 @@ class RoundCommitter:
             weights_sha = publish_weights(self.store, self.run, weights).manifest_sha
             return weights_sha, upload_checkpoint(self.store, self.run, attempt, state)
 
-    def _check_usable(self, round: int, ended: Sequence[dict[str, str]]) -> None:
-        """Too many groups ended unused: stop the run with its reasons instead of publishing."""
+    def _check_usable(self, round: int, groups: int, ended: Sequence[dict[str, str]]) -> None:
+        """Too many groups ended unused: stop the run with its reasons instead of publishing.
+
+        Each of the `groups` beyond the first R has replaced one of them.
+        """
         schedule = self.schedule
-        if len(ended) <= schedule.max_unusable_fraction * schedule.groups_per_round:
+        unusable = len(ended) - (groups - schedule.groups_per_round)
+        if unusable <= schedule.max_unusable_fraction * schedule.groups_per_round:
             return
         reasons = "; ".join(sorted({f"{row['state']}: {row['reason']}" for row in ended}))
-        what = f"round {round}: {len(ended)} of {schedule.groups_per_round} groups ended unused"
+        what = f"round {round}: {unusable} of {schedule.groups_per_round} groups ended unused"
         self.ledger.stop(f"{what} ({reasons})")
         raise RunStopped(
             what,
             given=reasons,
             expected=f"at most the share schedule.max_unusable_fraction = {schedule.max_unusable_fraction:g}",
             remedy="mend the causes, or raise the share",
+        )
+
+
+def _check_whole(round: int, groups: int, updates: Sequence[TrainedUpdate], ended: Sequence[dict[str, str]]) -> None:
+    """A Redis that went back in time since the last step may tell of fewer groups, or of other ends."""
+    found = [ref.group for update in updates for ref in update.members] + [row["id"] for row in ended]
+    if sorted(found) != sorted(group_id(round, index) for index in range(groups)):
+        raise LedgerRefused(
+            f"Redis went back in time before round {round} was committed",
+            given=f"trained or ended are {', '.join(sorted(found)) or 'none'}",
+            expected=f"all {groups} groups that it tells of, once each",
         )
 
 

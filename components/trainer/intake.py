@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rolloutpipe_core.domain import Group, GroupRef, GroupState, WeightVersion
-from rolloutpipe_core.errors import Damaged, ObjectMissing
-from rolloutpipe_core.gate import Expectation, why_altered, why_rejected
+from rolloutpipe_core.errors import Damaged
+from rolloutpipe_core.gate import Expectation
 from rolloutpipe_core.ledger.trainer import Announced, Drained, TrainerLedger
-from rolloutpipe_core.store.groups import decode_group
-from rolloutpipe_core.store.objects import ObjectStore
 
 from .readahead import Arrival, ReadAhead, Ready, Verdict
 
@@ -55,27 +53,17 @@ class Gathered:
     generation: int  # the newest generation that a rejection told of; 0 = none
 
 
-def fetch_group(store: ObjectStore, ref: GroupRef) -> Group:
-    """The announced group. Raises Damaged on proven damage, StoreUnavailable when an outage outlives its deadline."""
-    try:
-        data = store.get(ref.object)
-    except ObjectMissing:
-        raise Damaged(f"missing object: {ref.object}") from None
-    reason = why_altered(data, ref)
-    if reason is not None:
-        raise Damaged(reason)
-    return decode_group(data)
+ReadGroup = Callable[[GroupRef, Expectation], Group]
+"""Fetches and verifies: `Ranks.read` (rank.py)."""
 
 
 class Intake:
     """One incarnation's reading of the FIFO. A context manager: its threads end with it."""
 
-    def __init__(
-        self, ledger: TrainerLedger, store: ObjectStore, max_rejections: int, ahead: int, by_index: bool
-    ) -> None:
+    def __init__(self, ledger: TrainerLedger, read: ReadGroup, max_rejections: int, ahead: int, by_index: bool) -> None:
         """`ahead`: most groups in memory, at least an update's; `by_index`: updates take them in submission order."""
         self._ledger = ledger
-        self._store = store
+        self._read_group = read
         self._max_rejections = max_rejections
         self._line = ReadAhead(ahead, by_index)
         self._markers: list[Drained] = []
@@ -191,13 +179,12 @@ class Intake:
         if ours and current.state == GroupState.CLAIMED:
             return Verdict()
         try:
-            group = fetch_group(self._store, ref)
+            group = self._read_group(ref, facts.expectation(current.attempt))
         except Damaged as error:
             return Verdict(reason=str(error))
-        reason = why_rejected(group, ref, facts.expectation(current.attempt))
-        if reason is None and not ours:
-            reason = f"duplicate announcement: entry {announced.entry} is not the group's current one"
-        return Verdict(reason=reason) if reason is not None else Verdict(ready=Ready(ref, group))
+        if not ours:
+            return Verdict(reason=f"duplicate announcement: entry {announced.entry} is not the group's current one")
+        return Verdict(ready=Ready(ref, group))
 
     def _read(self) -> None:
         """The reading thread."""

@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.domain import ENDED_STATES, GroupRef, GroupState, group_id
 from rolloutpipe_core.errors import Damaged, LedgerRefused
-from rolloutpipe_core.gate import why_rejected
 from rolloutpipe_core.ledger.beacon import Beacon
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.records import parse_reference
 from rolloutpipe_core.ledger.trainer import TrainerLedger
 from rolloutpipe_core.schedule import Action, Finish, Step, Take, TrainerView, Wait, next_action
-from rolloutpipe_core.store.objects import ObjectStore
 
-from .intake import Intake, RoundFacts, fetch_group
+from .intake import Intake, ReadGroup, RoundFacts
 from .readahead import Ready
 from .stopwatch import Stopwatch
 from .trainer import Trainer
@@ -73,7 +71,7 @@ class RoundTraining:
         trainer: Trainer,
         ledger: TrainerLedger,
         reader: LedgerReader,
-        store: ObjectStore,
+        read: ReadGroup,
         intake: Intake,
         beacon: Beacon,
         stopwatch: Stopwatch,
@@ -83,12 +81,11 @@ class RoundTraining:
         self.trainer = trainer
         self.ledger = ledger
         self.reader = reader
-        self.store = store
+        self.read = read
         self.intake = intake
         self.beacon = beacon
         self.stopwatch = stopwatch
         self._ready: dict[int, Ready] = {}  # as of the last look
-        self._size = 0  # groups of the round; 0 = it is not open yet
         self._behind: set[int] = set()  # submission orders known to be consumed or ended
         self._generation = int(reader.round_state(facts.round).get("generation", 1))
 
@@ -145,12 +142,12 @@ class RoundTraining:
 
     def _outstanding(self, announced: AbstractSet[int]) -> frozenset[int]:
         """Submission orders that will still be trained, or may be. Redis is asked only of those not announced."""
-        if not self._size:
-            self._size = int(self.reader.round_state(self.facts.round).get("groups", 0))
-        asked = [index for index in range(self._size) if index not in announced and index not in self._behind]
+        # Anew at each look: under `refill` a round grows, at the end of the line.
+        size = int(self.reader.round_state(self.facts.round).get("groups", 0))
+        asked = [index for index in range(size) if index not in announced and index not in self._behind]
         states = self.reader.group_states([group_id(self.facts.round, index) for index in asked])
         self._behind |= {index for index, state in zip(asked, states, strict=True) if state in BEHIND}
-        return frozenset(range(self._size)) - self._behind
+        return frozenset(range(size)) - self._behind
 
     def _take(self, update: int, place: int, taken: Sequence[Ready]) -> list[GroupRef]:
         for offset, ready in enumerate(taken):
@@ -165,20 +162,18 @@ class RoundTraining:
         """Accumulate what was assigned to this update before a restart, in the recorded order."""
         for ref in refs:
             try:
-                group = fetch_group(self.store, ref)
-                reason = why_rejected(group, ref, self.facts.expectation(ref.attempt))
+                group = self.read(ref, self.facts.expectation(ref.attempt))
             except Damaged as error:
-                reason = str(error)
-            if reason is not None:
-                self._unassign(f"recorded assignment of {ref.group} can't be replayed: {reason}")
+                raise self._unassigned(f"recorded assignment of {ref.group} can't be replayed: {error}") from error
             with self.stopwatch.busy():
                 self.trainer.accumulate([group])
         return list(refs)
 
-    def _unassign(self, reason: str) -> None:
+    def _unassigned(self, reason: str) -> Damaged:
+        """Take the round's assignments back; returns the error that says so."""
         claimed = [row["id"] for row in self.reader.groups(self.facts.round) if row["state"] == GroupState.CLAIMED]
         self.ledger.unassign(self.facts.round, claimed, reason)
-        raise Damaged(reason)
+        return Damaged(reason)
 
     def _step(self, index: int, members: Sequence[GroupRef], replay: bool) -> TrainedUpdate:
         samples, tokens = sum(ref.samples for ref in members), sum(ref.tokens for ref in members)

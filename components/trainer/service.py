@@ -10,14 +10,11 @@ another trainer won, or a Redis that went back in time, makes it start over from
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rolloutpipe_core.clock import ServerClock
 from rolloutpipe_core.config.models import RunConfig
@@ -27,15 +24,13 @@ from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.trainer import Epoch, TrainerLedger
 from rolloutpipe_core.preparation import check_belongs, check_not_ahead, missing_commits, register_run, store_config
-from rolloutpipe_core.scratch import scratch_folder
-from rolloutpipe_core.store.cache import FILL_DEADLINE_S, DirectoryCache
-from rolloutpipe_core.store.checkpoints import download_checkpoint
+from rolloutpipe_core.store.cache import FILL_DEADLINE_S
 from rolloutpipe_core.store.commits import Commit, CommitChain, Link
 from rolloutpipe_core.store.objects import ObjectStore
-from rolloutpipe_core.store.weights import fetch_weights
 
 from .commit import RoundCommitter
 from .intake import Intake, RoundFacts
+from .rank import Ranks, Start
 from .round import RoundTraining
 from .stopwatch import Stopwatch
 from .trainer import Trainer
@@ -52,9 +47,6 @@ READ_AHEAD = 32
 LAST_HOUSEKEEPING_S = 30.0
 """Given to the housekeeper at the run's end; the next start goes on with what is left."""
 
-MakeTrainer = Callable[[Path, Path | None], Trainer]
-"""(folder with the weights to start from, folder with version 0 for the KL reference or None) -> trainer"""
-
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
@@ -65,9 +57,8 @@ class TrainerParts:
     reader: LedgerReader
     store: ObjectStore
     chain: CommitChain
-    make_trainer: MakeTrainer
+    ranks: Ranks
     beacon: Beacon
-    cache: Path  # folder of downloaded weights, shared by the node's services
 
 
 class TrainerService:
@@ -108,7 +99,7 @@ class TrainerService:
             while head.next_round < config.schedule.rounds:
                 facts = self._facts(head, vocabulary)
                 training = RoundTraining(
-                    config, facts, trainer, ledger, parts.reader, parts.store, intake, parts.beacon, stopwatch
+                    config, facts, trainer, ledger, parts.reader, parts.ranks.read, intake, parts.beacon, stopwatch
                 )
                 updates = training.run()
                 ledger.trained(facts.round, len(updates))
@@ -142,7 +133,7 @@ class TrainerService:
         schedule = self.parts.config.schedule
         ahead = max(READ_AHEAD, 2 * schedule.groups_per_update)
         by_index = schedule.kind == "serial" or schedule.order == "submission"
-        return Intake(ledger, self.parts.store, self.parts.config.leases.max_rejections, ahead, by_index)
+        return Intake(ledger, self.parts.ranks.read, self.parts.config.leases.max_rejections, ahead, by_index)
 
     def _facts(self, head: Link, vocabulary: int) -> RoundFacts:
         return RoundFacts(
@@ -156,21 +147,16 @@ class TrainerService:
 
     def _load(self, head: Link) -> tuple[Trainer, int]:
         """The trainer as it was at the head, and the size of its vocabulary."""
-        parts, run, commit = self.parts, self.parts.config.run, head.commit
+        parts, commit = self.parts, head.commit
         parts.beacon.doing(f"loading {commit.version}")
-        with DirectoryCache(parts.cache) as first, DirectoryCache(parts.cache) as present:
-            reference = None
-            with parts.beacon.waiting(f"weights {commit.version}", FILL_DEADLINE_S):
-                if parts.config.loss.kl_coefficient > 0:
-                    reference = fetch_weights(parts.store, run, parts.chain.genesis().commit.weights_sha, first)
-                weights = fetch_weights(parts.store, run, commit.weights_sha, present)
-            trainer = parts.make_trainer(weights, reference)
-            vocabulary = int(json.loads((weights / "config.json").read_text())["vocab_size"])
-        if isinstance(commit, Commit) and commit.checkpoint is not None:
-            with scratch_folder() as folder:
-                download_checkpoint(parts.store, commit.checkpoint, folder)
-                trainer.load(folder)
-        return trainer, vocabulary
+        with_reference = parts.config.loss.kl_coefficient > 0
+        start = Start(
+            weights=commit.weights_sha,
+            reference=parts.chain.genesis().commit.weights_sha if with_reference else None,
+            checkpoint=commit.checkpoint if isinstance(commit, Commit) else None,
+        )
+        with parts.beacon.waiting(f"weights {commit.version}", FILL_DEADLINE_S):
+            return parts.ranks.start(start)
 
     def _check_not_replaced(self, error: RolloutPipeError) -> None:
         """Raise Fenced when another trainer has the role: who stood still meanwhile may not take it back.

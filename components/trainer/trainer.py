@@ -26,7 +26,10 @@ class UpdateResult:
 
 
 class Trainer(Protocol):
-    """Holds the policy, accumulates unnormalised gradient sums, divides once at the step."""
+    """Holds the policy, accumulates unnormalised gradient sums, divides once at the step.
+
+    Several ranks are one trainer: the service drives rank 0's (ranks/), which has every rank do the same.
+    """
 
     def begin_round(self) -> None:
         """The weights are now those of the round's version: `recompute` freezes its copy here."""
@@ -45,6 +48,14 @@ class Trainer(Protocol):
 
     def save(self, directory: Path) -> None:
         """Write all that a bit-exact continuation needs (safetensors and JSON, no pickle)."""
+
+
+class Backend(Trainer, Protocol):
+    """One rank's own trainer.
+
+    With several ranks each method is called on all of them, in the same order and with the same groups; a rank takes
+    its share by itself (shares.py). `export_weights` and `save` write on rank 0 alone.
+    """
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote."""

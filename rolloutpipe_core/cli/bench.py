@@ -1,4 +1,4 @@
-"""`bench engine`, `bench schedules`, `bench handoff`."""
+"""`bench engine`, `bench schedules`, `bench handoff`, `bench frontier`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def schedules(context: typer.Context) -> None:
 def handoff(context: typer.Context) -> None:
     """Measure the hand-over of groups, and the readers of a long ledger; `-- --help` lists what the benchmark takes."""
     _become("rolloutpipe_benchmarks.handoff", context)
+
+
+@app.command(context_settings=PASSED_ON)
+def frontier(context: typer.Context) -> None:
+    """Measure frontier-group dispatch over SGLang servers, by admission and by their priorities; see `-- --help`."""
+    _become("rolloutpipe_benchmarks.sglang_frontier", context)
 
 
 def _become(module: str, context: typer.Context) -> None:

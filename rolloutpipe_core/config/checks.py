@@ -30,11 +30,14 @@ def check(config: RunConfig) -> list[Problem]:
         _name,
         _sizes,
         _frontier,
+        _refill,
         _model_and_data,
         _sampling,
+        _engine,
         _determinism,
         _rewards,
         _loss,
+        _ranks,
         _optimizer,
         _fit,
         _times,
@@ -138,6 +141,24 @@ def _frontier(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _refill(config: RunConfig) -> Iterator[Problem]:
+    """Dynamic sampling."""
+    schedule, rows = config.schedule, config.data.rows
+    if schedule.zero_variance != "refill":
+        if "refill_limit" in schedule.model_fields_set:
+            yield _warning(
+                "schedule.refill_limit",
+                f"it means nothing with {schedule.zero_variance}",
+                "remove it, or set schedule.zero_variance to refill",
+            )
+    elif rows is not None and rows < schedule.most_groups:
+        yield _warning(
+            "schedule.refill_limit",
+            f"a round may draw {schedule.most_groups} prompts, but there are {rows} rows: some may come twice in it",
+            "lower it, or raise data.rows",
+        )
+
+
 def _model_and_data(config: RunConfig) -> Iterator[Problem]:
     data, builtin = config.data, config.model.path.startswith("builtin:")
     if data.source == "jsonl" and data.path is None:
@@ -172,6 +193,81 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
         yield _warning(
             "engine.slots", f"{slots} slots do not hold one group of K = {k} samples", f"set it to at least {k}"
         )
+
+
+def _engine(config: RunConfig) -> Iterator[Problem]:
+    """SGLang's settings."""
+    engine, given, schedule = config.engine, config.engine.model_fields_set, config.schedule
+    if engine.kind == "torch":
+        for key in sorted(given & {"urls", "launch", "stall_s", "frontier_by"}):
+            yield _warning(f"engine.{key}", "it means nothing with torch", "remove it, or set engine.kind to sglang")
+        return
+    if bool(engine.urls) == (engine.launch is not None):
+        yield _error(
+            "engine.urls",
+            "sglang needs servers: either their addresses or how to start them",
+            "set engine.urls or engine.launch, and not both",
+        )
+    if engine.urls and config.rollout_workers > 1:
+        yield _error(
+            "engine.urls",
+            f"{config.rollout_workers} workers would load weights into the same servers",
+            "set rollout_workers to 1: one worker serves any number of servers",
+        )
+    if config.deterministic:
+        yield _error(
+            "deterministic", "SGLang's samples depend on what is batched with them", "set engine.kind to torch"
+        )
+    if config.sampling.top_k == 1 and config.sampling.temperature != 1:
+        yield _error(
+            "sampling.temperature",
+            "with top_k 1 SGLang reports log-probabilities of logits that are not divided by it",
+            "set it to 1",
+        )
+    if engine.frontier_by == "priority":
+        if schedule.kind == "cgp+fgd" and schedule.frontier_mode == "hard":
+            yield _error(
+                "engine.frontier_by",
+                "by priority all groups are sent, and a hard frontier holds them back",
+                "set schedule.frontier_mode to fill, or engine.frontier_by to admission",
+            )
+        if config.rollout_workers > 1:
+            yield _error(
+                "engine.frontier_by",
+                f"by priority the first of {config.rollout_workers} workers would take every group",
+                "set rollout_workers to 1: one worker serves any number of servers",
+            )
+    if engine.launch is not None and engine.launch.start_s >= config.deadlines.engine_s:
+        yield _warning(
+            "engine.launch.start_s",
+            f"the first load has deadlines.engine_s of {config.deadlines.engine_s:g} s, the start included",
+            "set deadlines.engine_s above it",
+        )
+    if engine.stall_s >= config.deadlines.engine_s:
+        yield _warning(
+            "engine.stall_s",
+            f"a group is given up after deadlines.engine_s of {config.deadlines.engine_s:g} s, before its samples "
+            "could go elsewhere",
+            "set it below deadlines.engine_s",
+        )
+
+
+def _ranks(config: RunConfig) -> Iterator[Problem]:
+    """Parallelism of the trainer."""
+    trainer, given = config.trainer, config.trainer.model_fields_set
+    if trainer.kind == "torch":
+        only = {"tensor_parallel", "pipeline_parallel", "sequence_parallel", "distributed_optimizer"}
+        for key in given & only:
+            if getattr(trainer, key) not in (1, False):
+                yield _error(f"trainer.{key}", "torch shards over data_parallel alone", "set trainer.kind to megatron")
+    if config.deterministic and (trainer.kind != "torch" or trainer.data_parallel > 1):
+        yield _error(
+            "deterministic",
+            "gradients are summed free of order on one torch rank alone",
+            "set it to false, or one rank",
+        )
+    if trainer.sequence_parallel and trainer.tensor_parallel == 1:
+        yield _warning("trainer.sequence_parallel", "without tensor parallelism it does nothing", "remove it")
 
 
 def _determinism(config: RunConfig) -> Iterator[Problem]:
@@ -216,6 +312,18 @@ def _loss(config: RunConfig) -> Iterator[Problem]:
         )
     if loss.kind == "dr_grpo" and "advantage_eps" in loss.model_fields_set:
         yield _warning("loss.advantage_eps", "dr_grpo divides by no deviation", "remove it")
+    if loss.kind == "gspo" and loss.aggregation != "sample_mean":
+        yield _error(
+            "loss.aggregation",
+            f"GSPO's loss is one number a response, and {loss.aggregation} would weigh it by its length",
+            "set it to sample_mean",
+        )
+    if loss.kind == "gspo" and loss.importance_cap is not None:
+        yield _error("loss.importance_cap", "GSPO's ratio is of whole responses, the weight is of tokens", "remove it")
+    if loss.kl_coefficient == 0 and "kl_estimator" in loss.model_fields_set:
+        yield _warning("loss.kl_estimator", "there is no KL term", "remove it, or set loss.kl_coefficient")
+    elif loss.kl_estimator == "k1":
+        yield _warning("loss.kl_estimator", "k1's expected gradient is 0: it only adds noise", "set it to k2 or k3")
 
 
 def _optimizer(config: RunConfig) -> Iterator[Problem]:

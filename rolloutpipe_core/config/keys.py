@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -24,9 +24,9 @@ class Key(NamedTuple):
 
 
 def section_of(info: FieldInfo) -> type[Section] | None:
-    """The model of a field that is a section, else None."""
-    kind = info.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    """The model of a field that is a section, also of one that may be left out; else None."""
+    kinds = get_args(info.annotation) or (info.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 def keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[Key]:

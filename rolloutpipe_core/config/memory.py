@@ -14,7 +14,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class MemoryUse(NamedTuple):
-    service: str  # "rollout" (each worker) or "trainer"
+    service: str  # "rollout" (each worker), "trainer", or "trainer rank" (each of several)
     what: str
     bytes: int
 
@@ -29,6 +29,8 @@ def memory_uses(config: RunConfig, folder: Path) -> list[MemoryUse]:
     if cached := kv_bytes_per_token(folder, size):
         tokens = config.engine.slots * (config.data.max_prompt_tokens + config.sampling.max_new_tokens)
         uses.append(MemoryUse("rollout", "KV cache, at most", cached * tokens))
+    if config.trainer.kind == "torch" and config.trainer.data_parallel > 1:
+        return uses + _sharded(config, parameters / config.trainer.data_parallel, size)
     uses.append(MemoryUse("trainer", f"weights ({config.model.dtype})", parameters * size))
     if size < 4:
         uses.append(MemoryUse("trainer", "float32 master weights", parameters * 4))
@@ -38,10 +40,23 @@ def memory_uses(config: RunConfig, folder: Path) -> list[MemoryUse]:
     else:
         uses.append(MemoryUse("trainer", "gradient sums (float32)", parameters * 4))
     uses.append(MemoryUse("trainer", "AdamW moments (float32)", parameters * 8))
+    return uses + _copies(config, "trainer", parameters * size)
+
+
+def _sharded(config: RunConfig, parameters: float, size: int) -> list[MemoryUse]:
+    """FSDP2: a rank's shard is its master; what it gathers for a layer comes on top, as activations do."""
+    kept = {"float32 master weights": 4, "gradient sums (float32)": 4, "AdamW moments (float32)": 8}
+    uses = [MemoryUse("trainer rank", what, math.ceil(parameters * each)) for what, each in kept.items()]
+    return uses + _copies(config, "trainer rank", math.ceil(parameters * size))
+
+
+def _copies(config: RunConfig, service: str, weights: int) -> list[MemoryUse]:
+    """The frozen copies that the loss needs."""
+    uses = []
     if config.loss.kl_coefficient > 0:
-        uses.append(MemoryUse("trainer", "reference (loss.kl_coefficient)", parameters * size))
+        uses.append(MemoryUse(service, "reference (loss.kl_coefficient)", weights))
     if config.loss.old_logprobs == "recompute":
-        uses.append(MemoryUse("trainer", "round's start weights (loss.old_logprobs)", parameters * size))
+        uses.append(MemoryUse(service, "round's start weights (loss.old_logprobs)", weights))
     return uses
 
 

@@ -10,11 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rolloutpipe_core.advantage import AdvantageKind
+
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 VERIFIER = r"^(?:pointer_walk|exact|math|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 DEVICE = r"^(?:cpu|cuda|mps|xpu)(?::[0-9]+)?$"
+Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -81,15 +84,23 @@ class ScheduleConfig(Section):
     """F_w: groups that frontier-group dispatch keeps in service (`cgp+fgd`, `stream`)."""
     stream_min_groups: Positive = 1
     """`stream`: least ready groups with which the trainer starts, unless fewer are missing from the update."""
-    zero_variance: Literal["keep", "drop"] = "keep"
-    """Groups whose rewards are all equal: keep their tokens in the denominator, or end them as `filtered`."""
+    zero_variance: Literal["keep", "drop", "refill"] = "keep"
+    """Groups whose rewards are all equal: `keep` their tokens in the denominator, or end them as `filtered`: `drop`, or
+    `refill` the round with the next prompts until it has R other groups (DAPO's dynamic sampling)."""
+    refill_limit: Annotated[int, Field(ge=2)] = 4
+    """`refill`: most groups that a round draws, as a multiple of R; past it they are only dropped."""
     max_unusable_fraction: Fraction = 0.5
-    """A round with a larger share of groups that ended unused stops the run."""
+    """A round with a larger share of groups that ended unused, and were not replaced, stops the run."""
 
     @property
     def groups_per_update(self) -> int:
         """U = B / K; whole by the cross-field checks."""
         return self.update_batch_size // self.samples_per_group
+
+    @property
+    def most_groups(self) -> int:
+        """Groups that a round draws at most, those that replace others included."""
+        return self.groups_per_round * (self.refill_limit if self.zero_variance == "refill" else 1)
 
 
 class SamplingConfig(Section):
@@ -107,13 +118,36 @@ class SamplingConfig(Section):
     """Ids that end a response, besides the model's own eos ids."""
 
 
+class LaunchConfig(Section):
+    """SGLang servers that a rollout worker starts, supervises and ends."""
+
+    replicas: Positive = 1
+    """Servers, each with all the weights."""
+    python: str = "python3"
+    """Interpreter of SGLang's own environment (it pins its torch)."""
+    arguments: tuple[str, ...] = ()
+    """Passed through to `python -m sglang.launch_server`, for example `[--tp-size, "2"]`; they win over ours."""
+    environment: dict[str, str] = {}
+    """Environment variables of the servers, besides the worker's own (without its credentials)."""
+    start_s: Seconds = 240.0
+    """Longest time from a server's start to its first answer."""
+
+
 class EngineConfig(Section):
     """The inference engine of a rollout worker."""
 
-    kind: Literal["torch"] = "torch"
-    """`torch`: in process, continuous batching."""
+    kind: Literal["torch", "sglang"] = "torch"
+    """`torch`: in process, continuous batching; `sglang`: SGLang servers over HTTP (docs/sglang.md)."""
     slots: Positive = 64
-    """Samples decoded at once."""
+    """Samples decoded at once; with `sglang` by all servers together."""
+    urls: tuple[Url, ...] = ()
+    """SGLang servers that run already, for example `[http://gpu-1:30000]`; they serve this worker alone."""
+    launch: LaunchConfig | None = None
+    """SGLang servers that the worker starts itself, instead of `urls`."""
+    stall_s: Seconds = 120.0
+    """A server whose samples in flight make no step for this long is out, and they go elsewhere (`sglang`)."""
+    frontier_by: Literal["admission", "priority"] = "admission"
+    """Who puts the frontier first (`sglang`): our admission, or the servers' own priority scheduling."""
 
 
 class RewardConfig(Section):
@@ -135,24 +169,33 @@ class RewardConfig(Section):
 class LossConfig(Section):
     """The objective (docs/losses.md has the formulas)."""
 
-    kind: Literal["grpo", "dr_grpo"] = "grpo"
-    """`grpo`: advantages divided by the group's deviation; `dr_grpo`: only centred."""
+    kind: Literal["grpo", "dr_grpo", "gspo", "cispo"] = "grpo"
+    """`grpo`: clipped surrogate; `dr_grpo`: the same, advantages only centred; `gspo`: ratio and clip of whole
+    responses; `cispo`: the weight is clipped instead of the token. DAPO is `grpo` with its settings
+    (docs/losses.md)."""
     aggregation: Literal["token_mean", "sample_mean", "dr_grpo"] = "token_mean"
     """An update's denominator: its tokens (DAPO), samples after a mean in each (GRPO), samples x max_new_tokens."""
     advantage_eps: Annotated[float, Field(ge=0)] = 1e-4
     """Added to the group's deviation."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The ratio is clipped below at 1 - clip_low; 1 = no lower bound."""
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     """The ratio is clipped above at 1 + clip_high."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term against the reference (the run's version 0); 0 = none, no reference in memory."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL term is estimated at a token."""
     entropy_coefficient: float = 0.0
     """Weight of the policy's entropy; positive rewards entropy."""
     old_logprobs: Literal["engine", "recompute"] = "engine"
     """Denominator of the ratio: the engine's, or recomputed under a frozen copy of the round's start weights."""
     importance_cap: Annotated[float, Field(gt=0)] | None = None
     """Truncated importance weight, per token: min(exp(old - engine), cap); only with `recompute`."""
+
+    @property
+    def advantage(self) -> AdvantageKind:
+        """How rewards become advantages."""
+        return "dr_grpo" if self.kind == "dr_grpo" else "grpo"
 
 
 class OptimizerConfig(Section):
@@ -181,8 +224,18 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """The trainer's backend."""
 
-    kind: Literal["torch"] = "torch"
-    """`torch`: a Hugging Face causal LM in this process."""
+    kind: Literal["torch", "megatron"] = "torch"
+    """`torch`: a Hugging Face causal LM, sharded by FSDP2 over several ranks; `megatron`: megatron-core's GPT."""
+    data_parallel: Positive = 1
+    """Ranks that share an update's samples."""
+    tensor_parallel: Positive = 1
+    """Ranks that share each layer (`megatron`)."""
+    pipeline_parallel: Positive = 1
+    """Ranks that share the sequence of layers (`megatron`)."""
+    sequence_parallel: bool = False
+    """Shard what tensor parallelism leaves whole along the sequence (`megatron`)."""
+    distributed_optimizer: bool = False
+    """Shard the optimizer's state over the data-parallel ranks (`megatron`)."""
     microbatch_tokens: Positive = 8192
     """Token budget of one forward and backward, padding included."""
     gradient_checkpointing: bool = False
@@ -217,6 +270,8 @@ class DeadlineConfig(Section):
     """Either service: Redis away."""
     store_s: Seconds = 60.0
     """Either service: the object store away."""
+    rank_s: Seconds = 300.0
+    """Trainer: until every rank has answered."""
 
 
 class RetentionConfig(Section):

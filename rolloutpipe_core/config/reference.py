@@ -41,24 +41,36 @@ taken that `rolloutpipe up` started in this folder.
 
 BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
+PLURALS = {int: "integers", str: "texts"}
 
 
 def reference() -> str:
     """The page, in Markdown."""
-    plain = {name: info for name, info in RunConfig.model_fields.items() if section_of(info) is None}
-    parts = [INTRODUCTION, "## The run\n", *_table(plain, "")]
-    for name, info in RunConfig.model_fields.items():
-        if section := section_of(info):
-            parts += [f"\n## {name}\n", f"{Key(name, info).meaning}\n", *_table(section.model_fields, f"{name}.")]
+    parts = [INTRODUCTION, "## The run\n", *_table(RunConfig.model_fields, ""), *_sections(RunConfig.model_fields, "")]
     # The docstring's first paragraph says what the module is for; the second one lists the variables.
     variables = (connections.__doc__ or "").partition("\n\n")[2].strip()
     return "\n".join([*parts, ENVIRONMENT.format(variables)])
 
 
+def _sections(fields: dict[str, FieldInfo], prefix: str) -> Iterator[str]:
+    """Every section among the fields with its table, each followed by the sections in it."""
+    for name, info in fields.items():
+        if section := section_of(info):
+            path = prefix + name
+            optional = "" if info.default is not None or info.is_required() else " Left out unless given."
+            yield f"\n## {path}\n"
+            yield f"{Key(path, info).meaning}{optional}\n"
+            yield from _table(section.model_fields, f"{path}.")
+            yield from _sections(section.model_fields, f"{path}.")
+
+
 def _table(fields: dict[str, FieldInfo], prefix: str) -> Iterator[str]:
+    """The fields that are no sections."""
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
     for name, info in fields.items():
+        if section_of(info):
+            continue
         key = Key(prefix + name, info)
         star = "*" if key.path in MAY_CHANGE or prefix.rstrip(".") in MAY_CHANGE else ""
         yield f"| `{key.path}`{star} | {_values(info)} | {_default(info)} | {key.meaning} |"
@@ -77,10 +89,17 @@ def _kind(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_kind(one) for one in inner if one is not type(None))
     if origin is tuple:
-        return f"list of {NAMES[int]}s" if Ellipsis in inner else f"{len(inner)} of: {_kind(inner[0])}"
+        return f"list of {PLURALS[_bare(inner[0])]}" if Ellipsis in inner else f"{len(inner)} of: {_kind(inner[0])}"
+    if origin is dict:
+        return f"{NAMES[inner[1]]} by name"
     if hasattr(annotation, "__metadata__"):
         return f"{_kind(inner[0])} {_bounds(_constraints(annotation))}"
     return NAMES[annotation]
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without its constraints."""
+    return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
 
 
 def _constraints(annotation: Any) -> list[Any]:
@@ -98,7 +117,7 @@ def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     value = info.default
-    if value is None or value == ():
+    if value is None or value in ((), {}):
         return "unset" if value is None else "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

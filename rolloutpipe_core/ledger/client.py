@@ -109,6 +109,13 @@ class LedgerClient:
                     self._on_wait("")
                 return result
 
+    def group_count(self, round: int) -> int:
+        """How many groups the round has by now; 0 without the round."""
+        groups: Any = self.patiently(
+            lambda: self.redis.hget(self.keys.round(round), "groups"), f"HGET of round {round}"
+        )
+        return int(groups or 0)
+
     def server_time_ms(self) -> int:
         """The server's clock, in ms since 1970."""
         seconds, micros = self.patiently(self.redis.time, "TIME")

@@ -7,6 +7,9 @@ from typing import Any
 
 from rolloutpipe_core.domain import GroupRef, WeightVersion, parse_group_id
 
+NOT_COMMITTED = "the commit of its round does not hold it"
+"""Why a group is rejected that was drawn after Redis had lost what the commit saw."""
+
 
 def reference_fields(ref: GroupRef, response_tokens: int, longest_response: int) -> list[str]:
     """The announced fields of a group, flat for a script's ARGV (group, round, index, lineage, attempt excluded)."""

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from rolloutpipe_core.config.models import ScheduleConfig
-from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion
+from rolloutpipe_core.domain import GroupRef, GroupState, WeightVersion, group_id, parse_group_id
 from rolloutpipe_core.errors import LedgerRefused
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.records import reference_fields
 
+Draw = Callable[[int], str | None]
+"""submission order -> prompt id of the group that a round draws there; None where it draws no more"""
+
+
+def draw_none(index: int) -> None:
+    """A round keeps to its first groups."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """What a round was opened with: its prompts in submission order, fixed for good."""
+    """What a round was opened with: its first prompts in submission order, fixed for good."""
 
     round: int
     lineage: int
     version: WeightVersion
     groups: tuple[str, ...]  # [R] group ids
     prompts: tuple[str, ...]  # [R] prompt ids
-    cohort_sha: str
+    cohort_sha: str  # of these prompts; those drawn later follow from seed, data and cursor
     data_fingerprint: str
     cursor: int  # places of the cohort in the seeded order of prompts: cursor <= place < cursor_end
     cursor_end: int
@@ -112,11 +119,20 @@ class RolloutLedger:
         fields = reference_fields(ref, response_tokens, longest_response)
         self.client.call("announce", self._keys.of_group(lease.group), [*lease.token, *fields])
 
-    def filtered(self, lease: Lease, reason: str, statistics: Mapping[str, object]) -> None:
-        """End a materialized group unused. Raises Fenced when the lease was lost."""
+    def filtered(self, lease: Lease, reason: str, statistics: Mapping[str, object], draw: Draw = draw_none) -> None:
+        """End a materialized group unused; the same script draws the group that replaces it.
+
+        Raises Fenced when the lease was lost, and then draws none.
+        """
         fields = [part for pair in statistics.items() for part in pair]
-        states = [GroupState.MATERIALIZED, GroupState.FILTERED]
-        self.client.call("finish", self._keys.of_group(lease.group), [*lease.token, *states, reason, *fields])
+        end = [GroupState.MATERIALIZED, GroupState.FILTERED, reason]
+        round, outcome = parse_group_id(lease.group)[0], ""
+        while outcome != GroupState.FILTERED:
+            index = self.client.group_count(round)
+            drawn = group_id(round, index)
+            keys = [*self._keys.of_group(lease.group), self._keys.group(drawn)]
+            args = [*lease.token, *end, drawn, index, draw(index) or "", *fields]
+            outcome = self.client.call("finish", keys, args)[0]
 
     def give_up(self, lease: Lease, reason: str) -> GroupState:
         """This attempt failed for a reason of the infrastructure: deferred again, or failed after the last attempt."""

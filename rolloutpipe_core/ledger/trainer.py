@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutpipe_core.domain import GroupRef
+from rolloutpipe_core.domain import GroupRef, GroupState, group_id
 from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.ledger.client import LedgerClient
-from rolloutpipe_core.ledger.records import parse_reference
+from rolloutpipe_core.ledger.records import NOT_COMMITTED, parse_reference
 from rolloutpipe_core.store.commits import Commit, Link
 
 
@@ -147,12 +147,15 @@ class TrainerLedger:
     def publish(self, link: Link, weights_object: str) -> None:
         """Apply a commit that stands in the chain: registry entry, groups trained or ended.
 
-        Acknowledged are all FIFO entries of its round and of older ones, and those that are not ours.
+        Acknowledged are all FIFO entries of its round and of older ones, and those that are not ours. Groups of its
+        round that it does not hold end as rejected. Raises LedgerRefused when one was drawn just now.
         """
         commit = link.commit
         assert isinstance(commit, Commit)
         version = commit.version
-        names = [group.group for group in commit.groups] + [group.group for group in commit.ended]
+        ended = [(group.group, group.state, group.reason, "") for group in commit.ended]
+        ended += [(group, GroupState.REJECTED, NOT_COMMITTED, "") for group in self._beyond(commit)]
+        names = [group.group for group in commit.groups] + [group for group, *_ in ended]
         keys = [*self._keys.of_round(commit.round), *map(self._keys.group, names), self._keys.weights]
         facts = [commit.round, version.number, version.sha, weights_object, link.key, link.sha256]
         trained = [
@@ -161,9 +164,13 @@ class TrainerLedger:
             for place, group in enumerate(update.groups)
             for part in (group.group, group.attempt, update.index, place)
         ]
-        ended = [part for group in commit.ended for part in (group.group, group.state, group.reason, "")]
-        args = [*self.epoch.token, *facts, len(commit.groups), commit.lineage, *trained, *ended]
-        self.client.call("publish", keys, args)
+        args = [*self.epoch.token, *facts, len(commit.groups), commit.lineage, commit.cursor, *trained]
+        self.client.call("publish", keys, [*args, *(part for end in ended for part in end)])
+
+    def _beyond(self, commit: Commit) -> list[str]:
+        """Groups drawn since Redis lost what the commit had seen: in other samples other rewards may be equal."""
+        held = len(commit.groups) + len(commit.ended)
+        return [group_id(commit.round, index) for index in range(held, self.client.group_count(commit.round))]
 
     def stop(self, reason: str) -> None:
         """Stop the run for good: no round is opened any more."""

@@ -112,7 +112,8 @@ def _moved(event: GroupMoved) -> str:
     match event.after:
         case GroupState.DEFERRED if event.before is None:
             prompt = f" with prompt {details['prompt']}" if "prompt" in details else ""
-            return f"created{prompt} when round {event.round} opened"
+            when = f"in place of {details['replaces']}" if "replaces" in details else f"when round {event.round} opened"
+            return f"created{prompt} {when}"
         case GroupState.DEFERRED:
             return f"re-admitted: attempt {event.attempt} was lost while {_state(event.before)}: {event.reason}"
         case GroupState.ADMITTED:
@@ -132,7 +133,8 @@ def _moved(event: GroupMoved) -> str:
         case GroupState.TRAINED:
             return "trained: the commit that holds it stands"
         case _:
-            return f"ended {event.after}: {event.reason}"
+            replaced = f", replaced by {details['replaced_by']}" if "replaced_by" in details else ""
+            return f"ended {event.after}: {event.reason}{replaced}"
 
 
 def _state(state: GroupState | None) -> str:

@@ -100,6 +100,11 @@ class Genesis(Stored):
         return WeightVersion(0, self.weights_sha)
 
     @property
+    def cursor(self) -> int:
+        """Prompts taken from the seeded sequence so far."""
+        return 0
+
+    @property
     def key(self) -> str:
         return genesis_key(self.run)
 

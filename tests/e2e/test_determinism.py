@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rolloutpipe_core.certify.variants import Variant, all_variants, settings
 from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.config.load import load_config
 from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.domain import group_id
 from rolloutpipe_core.store.objects import ObjectStore
 
 from .conftest import SMALL, merged
@@ -34,6 +36,14 @@ CONTRACTS: dict[str, dict[str, Any]] = {
     "strict": {"contract": "strict", "update_batch_size": R * K},
     "round, submission": {"order": "submission", "update_batch_size": 2 * K},
     "round, completion": {"order": "completion", "update_batch_size": 2 * K, "rounds": 1},
+}
+
+# Groups of two samples, so that many have equal rewards; one round, for version 0 samples the same everywhere.
+REFILL = {"zero_variance": "refill", "samples_per_group": 2, "rounds": 1}
+REFILLED: dict[str, dict[str, Any]] = {
+    "strict": {**REFILL, "contract": "strict", "update_batch_size": R * 2},
+    "round, submission": {**REFILL, "order": "submission", "update_batch_size": 8},  # the last update is partial
+    "round, completion": {**REFILL, "order": "completion", "update_batch_size": 8},
 }
 
 Train = Callable[[Variant, RunConfig], str]
@@ -96,8 +106,10 @@ def train(tmp_path_factory: pytest.TempPathFactory, connections: Connections) ->
     services.close()
 
 
-def configuration(contract: str, deterministic: bool = True) -> RunConfig:
-    schedule = {"groups_per_round": R, "samples_per_group": K, **CONTRACTS[contract]}
+def configuration(
+    contract: str, deterministic: bool = True, contracts: dict[str, dict[str, Any]] = CONTRACTS
+) -> RunConfig:
+    schedule = {"groups_per_round": R, "samples_per_group": K, **contracts[contract]}
     return RunConfig.model_validate(merged(SMALL, {"run": "any", "deterministic": deterministic, "schedule": schedule}))
 
 
@@ -138,6 +150,26 @@ def test_there_is_something_to_compare(certifications: dict[str, Certification],
     # `serial` takes groups by index in either order.
     assert results["round, completion"].weights == results["round, submission"].weights[:2]
     assert results["strict"].weights[1] != results["round, submission"].weights[1]
+
+
+def test_a_refilled_round_keeps_the_same_groups_under_every_schedule(train: Train, object_store: ObjectStore) -> None:
+    """The smallest prefix of the prompts' sequence with R groups of mixed rewards, whatever was finished first."""
+    made = {contract: Certification(configuration(contract, contracts=REFILLED), object_store) for contract in REFILLED}
+    variants = [(contract, BASELINE) for contract in REFILLED] + list(zip(cycle(REFILLED), OTHERS, strict=False))
+    for contract, variant in variants:
+        result = made[contract].add(variant, train(variant, made[contract].config), 0.0)
+        assert result.difference is None, f"{variant}, {contract}"
+    results = [result for certification in made.values() for result in certification.results]
+    assert len({result.samples for result in results}) == 1, "the same groups, token for token"
+    for contract, certification in made.items():
+        weights = {result.weights for result in certification.results}
+        assert len(weights) == 1 or contract == "round, completion"
+    (round,) = read_evidence(object_store, results[0].run).rounds
+    kept, ended = [group.id for group in round.groups], set(round.ended)
+    assert len(kept) == R
+    assert ended
+    assert sorted([*kept, *ended]) == [group_id(0, index) for index in range(R + len(ended))]
+    assert max(kept) > max(ended), "the smallest such prefix"
 
 
 def test_without_it_runs_differ_by_rounding_alone(train: Train, object_store: ObjectStore) -> None:

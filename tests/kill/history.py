@@ -5,6 +5,8 @@ of what they must look like (docs/exactly-once.md). What it holds a finished run
 
     chain        commits 0, 1, 2, ... follow the genesis, each naming its predecessor's bytes by their sha256
     published    registry and ledger name version 0, 1, 2, ... once each, every one with the commit that made it
+    drawn        a round's groups take the next places of the sequence without a gap; each group that was filtered has
+                 one in its place, drawn once, until the configuration's limit
     ends         every group of a committed round ends exactly once, as the commit says, and never moves again
     moves        a group's history is unbroken: each event begins where the last one ended, by a move that exists
     lease        what happens under a lease is done by the worker that holds it
@@ -120,6 +122,12 @@ class History:
         return [link for link in self.links if "round" in link.body]
 
     @cached_property
+    def schedule(self) -> dict[str, Any]:
+        """How the run's configuration replaces filtered groups."""
+        config = json.loads(self.evidence.get(f"runs/{self.evidence.run}/config.json") or b"{}")
+        return {"zero_variance": "keep", "refill_limit": 1} | config.get("schedule", {})
+
+    @cached_property
     def retention(self) -> dict[str, Any]:
         """What the run's configuration keeps: rounds of groups (None: all), versions of weights and checkpoints."""
         config = json.loads(self.evidence.get(f"runs/{self.evidence.run}/config.json") or b"{}")
@@ -166,7 +174,7 @@ class History:
 def check(evidence: Evidence) -> list[Violation]:
     """Every promise that the history of a finished run breaks; empty when there is none."""
     history = History(evidence)
-    rules = (_chain, _published, _ends, _moves, _lease, _epoch, _membership, _version, _accepted, _objects)
+    rules = (_chain, _published, _drawn, _ends, _moves, _lease, _epoch, _membership, _version, _accepted, _objects)
     return [violation for rule in rules for violation in rule(history)]
 
 
@@ -218,15 +226,43 @@ def _published(history: History) -> Violations:
             yield Violation("published", f"round {commit.body['round']} was opened before its version was published")
 
 
+def _drawn(history: History) -> Violations:
+    taken = 0
+    for commit in history.commits:
+        round = str(commit.body["round"])
+        name = f"round {round}"
+        for _, opened in history.events("round", to="open", round=round):
+            first, start, end = (int(opened[field]) for field in ("groups", "cursor", "cursor_end"))
+            if (start, end) != (taken, taken + first):
+                yield Violation("drawn", f"{name}: opened at the places {start} to {end}, {taken} were taken before")
+            told = {g: moves[0][1] for g, moves in history.groups.items() if moves[0][1]["round"] == round}
+            if set(told) != {f"r{int(round):06d}-g{index:04d}" for index in range(len(told))}:
+                yield Violation("drawn", f"{name}: its groups are not numbered from 0: {sorted(told)}")
+            if taken + len(told) != (cursor := commit.body["cursor"]):
+                yield Violation("drawn", f"{name}: {len(told)} groups are told of, committed up to {cursor}")
+            yield from _replaced(history, name, first, told)
+        taken = commit.body["cursor"]
+
+
+def _replaced(history: History, name: str, first: int, told: Mapping[str, Mapping[str, str]]) -> Violations:
+    """`told`: how each group of the round came into it; the `first` ones came with its opening."""
+    filtered = {g: m[-1][1] for g, m in history.groups.items() if g in told and m[-1][1]["to"] == "filtered"}
+    replaced = {group: entry["replaced_by"] for group, entry in filtered.items() if "replaced_by" in entry}
+    drawn = {entry["replaces"]: group for group, entry in told.items() if "replaces" in entry}
+    if replaced != drawn:
+        yield Violation("drawn", f"{name}: filtered and replaced were {replaced}, drawn were {drawn}")
+    if sorted(drawn.values()) != sorted(told)[first:]:
+        yield Violation("drawn", f"{name}: opened with {first} groups, drawn were {sorted(drawn.values())}")
+    schedule = history.schedule
+    most = first * (schedule["refill_limit"] if schedule["zero_variance"] == "refill" else 1)
+    if len(told) != min(first + len(filtered), most):
+        yield Violation("drawn", f"{name}: {len(told)} groups, {len(filtered)} of them filtered; the limit is {most}")
+
+
 def _ends(history: History) -> Violations:
     for commit in history.commits:
         round = str(commit.body["round"])
-        opened = [entry for _, entry in history.events("round", to="open", round=round)]
         cohort = {group for group, moves in history.groups.items() if moves[0][1]["round"] == round}
-        if opened and len(cohort) != int(opened[0]["groups"]):
-            yield Violation(
-                "ends", f"round {round}: opened with {opened[0]['groups']} groups, {len(cohort)} are told of"
-            )
         told = Counter([*commit.trained, *(group["group"] for group in commit.body["ended"])])
         as_committed = dict.fromkeys(commit.trained, "trained")
         as_committed |= {group["group"]: group["state"] for group in commit.body["ended"]}

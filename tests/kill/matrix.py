@@ -1,4 +1,4 @@
-"""The kill matrix: `python -m tests.kill.matrix --kills 200 --seed 1`, which `make kill-test` calls.
+"""The kill matrix: `python -m tests.kill.matrix --kills 240 --seed 1`, which `make kill-test` calls.
 
 Lanes play runs side by side, each with servers and a zygote of its own. A run's end is judged by the independent
 checker (history.py), by `audit`, and against the undisturbed run of its configuration, or, where timing decides which
@@ -46,7 +46,7 @@ DEADLINE_S = 300.0
 """Of one run: several times what a loaded machine needs."""
 TOP_UPS, MOST_TOP_UPS = 10_000, 8
 """Number of the first run that makes good what others missed, and how many a lane plays."""
-ALL_POINTS = 200
+ALL_POINTS = 240
 """A matrix of so many kills is at every point."""
 LANE_END_S = 20.0
 FAILURES = Path(".rolloutpipe") / "kill-test"
@@ -306,7 +306,7 @@ def _at_least_one(text: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="kill-test", description="Kill everything, everywhere; then check.")
-    parser.add_argument("--kills", type=_at_least_one, default=200)
+    parser.add_argument("--kills", type=_at_least_one, default=240)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lanes", type=_at_least_one, default=2, help="runs at a time")
     parser.add_argument("--lane", type=int, default=None, help="play this lane's share alone")

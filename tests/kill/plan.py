@@ -57,6 +57,7 @@ VARIANTS = {
         {**SIZES, "kind": "cgp+fgd", "frontier_mode": "hard", "update_batch_size": 8}, bit_equal=False
     ),
     "drop": Variant({**DROP, "max_unusable_fraction": 1.0}),
+    "refill": Variant({**DROP, "zero_variance": "refill", "max_unusable_fraction": 1.0}),
     "keeping": Variant(
         {
             **SIZES,
@@ -82,6 +83,7 @@ VARIANTS = {
 TRAINING = ("strict", "submission", "completion")  # every round has all its groups, and new weights
 KEEPING = ("keeping",)
 DROPPING = ("drop", "stopping")
+REFILLING = ("refill",)
 ENDING = ("ending",)  # nothing is tried twice: what dies takes its groups with it
 TRYING_AGAIN = tuple(name for name in VARIANTS if name not in ENDING)
 
@@ -130,6 +132,7 @@ RECIPES = {
     "read_fifo": Recipe(12),
     "reject": Recipe(1, TRAINING, DAMAGE_ANNOUNCED),
     "rejected": Recipe(1, ENDING, DAMAGE_ANNOUNCED),
+    "refilled": Recipe(2, REFILLING),
     "release": Recipe(1, needs=LEASE_RUNS_OUT),
     "renew": Recipe(1),
     "retire": Recipe(1),

@@ -21,13 +21,15 @@ SHARED = "prelude"  # part of every script, and none itself
 
 VARIANTS = {
     "advance": ("serving_complete", "materialized"),
-    "finish": ("filtered",),
+    "finish": ("filtered", "refilled"),
     "release": ("release", "failed"),
     "reject": ("reject", "rejected"),
 }
 """Scripts that make several transitions."""
 TO = 5
 """What tells those of `advance` and `finish` apart: where a group goes. Group, worker, attempt, nonce, from, to."""
+DRAWN = 9
+"""The argument of `finish` that is the prompt of the group in the filtered one's place; empty: none is drawn."""
 LAST_CHANCE = {"release": (3, "1", "failed"), "reject": (7, "0", "rejected")}
 """(place of the limit among the arguments, its value where nothing is tried again, how a group then ends)"""
 
@@ -74,7 +76,7 @@ def transition_of_call(script: str, args: Sequence[object]) -> str:
     to = str(args[TO])
     if to not in VARIANTS[script]:
         raise ValueError(f"no fault point for {script} to {to}")
-    return to
+    return "refilled" if to == "filtered" and args[DRAWN] else to
 
 
 def transition_of_key(key: str) -> str:

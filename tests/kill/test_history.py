@@ -59,7 +59,8 @@ class Forged:
 
     def round(self, round: int) -> None:
         version = {"version": str(round), "version_sha": self.commits[round]["weights_sha"]}
-        shape = {"groups": str(len(GROUPS)), "samples_per_group": "1"}
+        taken = {"cursor": str(round * len(GROUPS)), "cursor_end": str((round + 1) * len(GROUPS))}
+        shape = {"groups": str(len(GROUPS)), "samples_per_group": "1", **taken}
         self.tell("round", "rollout-0", round=str(round), to="open", generation="1", **version, **shape)
         names = [f"r{round:06d}-{name}" for name in GROUPS]
         for group in names:
@@ -81,6 +82,7 @@ class Forged:
                 "round": round,
                 "updates": updates,
                 "ended": [],
+                "cursor": (round + 1) * len(GROUPS),
                 "checkpoint": {
                     "prefix": f"runs/{RUN}/checkpoints/r{round}",
                     "manifest_sha": self.directory("checkpoint", round),
@@ -279,6 +281,33 @@ def open_with_other_version(forged: Forged) -> None:
     forged.find("round", to="open", round="1")["version_sha"] = forged.commits[0]["weights_sha"]
 
 
+def skip_prompts(forged: Forged) -> None:
+    forged.commits[2]["cursor"] += 1
+
+
+def open_elsewhere(forged: Forged) -> None:
+    forged.find("round", to="open", round="1")["cursor"] = "3"
+
+
+def skip_an_index(forged: Forged) -> None:
+    for entry in forged.ledger:
+        if entry.get("group") == "r000001-g0001":
+            entry["group"] = "r000001-g0002"
+
+
+def drawn_for_nobody(forged: Forged) -> None:
+    forged.find("round", to="open", round="1").update(groups="1", cursor_end="3")
+
+
+def drawn_by_one_and_told_by_another(forged: Forged) -> None:
+    forged.find("group", group="r000001-g0001", to="deferred")["replaces"] = "r000001-g0000"
+
+
+def filtered_and_not_replaced(forged: Forged) -> None:
+    forged.objects[f"runs/{RUN}/config.json"] = as_json({"schedule": {"zero_variance": "refill", "refill_limit": 2}})
+    forged.find("group", group="r000001-g0001", to="trained")["to"] = "filtered"
+
+
 def two_ends(forged: Forged) -> None:
     forged.move("r000000-g0000", "trained", "filtered", "worker-0")
 
@@ -475,6 +504,14 @@ FORGERIES: dict[str, list[Callable[[Forged], None]]] = {
         commit_unpublished,
         open_before_publish,
         open_with_other_version,
+    ],
+    "drawn": [
+        skip_prompts,
+        open_elsewhere,
+        skip_an_index,
+        drawn_for_nobody,
+        drawn_by_one_and_told_by_another,
+        filtered_and_not_replaced,
     ],
     "ends": [two_ends, no_end, end_otherwise, forget_group],
     "moves": [skip_a_state, trained_from_nowhere, skip_an_attempt],

@@ -50,6 +50,17 @@ def test_a_readmitted_lower_group_goes_first() -> None:
     assert admit(["2", "5", "6"], {"2"}, HARD, held=2) == ["2"]
 
 
+def test_a_replacement_is_admitted_by_its_index_behind_the_others() -> None:
+    # 0 and 1 were filtered, 6 and 7 drawn in their places; 2 and 3 are in service.
+    groups = ["2", "3", "4", "5", "6", "7"]
+    assert admit(groups, {"4", "5", "6", "7"}, HARD, held=2) == []
+    assert admit(groups[1:], {"4", "5", "6", "7"}, HARD, held=1) == ["4"]
+    assert admit(["5", "6", "7"], {"6", "7"}, FILL, held=1, spare=4) == ["6"]
+    # All at once: what was drawn goes as soon as there is room for it.
+    at_once = AdmissionPolicy.of(schedule(kind="cgp"), workers=2)
+    assert admit(["4", "6", "7"], {"6", "7"}, at_once, held=1, spare=0) == ["6", "7"]
+
+
 def test_fill_takes_the_frontier_first_and_then_what_spare_slots_hold() -> None:
     groups = ["1", "2", "3", "4", "5", "6"]
     # 16 slots, 4 samples a group: frontier 1, 2 use 8; 8 more slots hold 3 and 4.
@@ -188,6 +199,11 @@ def test_submission_order_waits_for_the_head_and_skips_ended_groups() -> None:
     waiting = next_action(view([1, 2], outstanding={0, 1, 2, 3}), cgp)
     assert waiting == Wait("2 ready groups (2 are ready, 0 arriving); group 0 heads the line")
     assert next_action(view([1, 2], outstanding={1, 2, 3}), cgp) == Take((1, 2)), "group 0 has ended"
+    # Of the six groups 0 and 4 were filtered; 6 and 7 came in their places, and 6 is not there yet.
+    assert next_action(view([5, 7], outstanding={5, 6, 7}), cgp) == Wait("2 ready groups (2 are ready, 0 arriving)"), (
+        "7 does not overtake 6"
+    )
+    assert next_action(view([5, 7, 6], outstanding={5, 6, 7}), cgp) == Take((5, 6))
     assert isinstance(next_action(view([1, 3], outstanding={1, 2, 3}), cgp), Wait)
 
 
@@ -196,14 +212,16 @@ def test_submission_order_waits_for_the_head_and_skips_ended_groups() -> None:
     st.sampled_from(["completion", "submission"]),
     st.integers(1, 12),
     st.integers(1, 5),
-    st.sets(st.integers(0, 11)),
+    st.integers(1, 3),
+    st.sets(st.integers(0, 35)),
     st.randoms(),
 )
 def test_every_group_is_in_one_update_of_u_groups_but_the_last(
-    kind: str, order: str, groups: int, per_update: int, ended: set[int], rng: random.Random
+    kind: str, order: str, groups: int, per_update: int, limit: int, ended: set[int], rng: random.Random
 ) -> None:
+    """A group that ends is replaced by the next one, until `limit` times as many were drawn (1: none ever is)."""
     plan = schedule(kind=kind, order=order, groups_per_round=groups, update_batch_size=4 * per_update)
-    coming = list(range(groups))
+    coming, drawn = list(range(groups)), groups
     rng.shuffle(coming)
     outstanding, ready, updates, members = set(coming), list[int](), list[list[int]](), list[int]()
     while True:
@@ -222,6 +240,10 @@ def test_every_group_is_in_one_update_of_u_groups_but_the_last(
                 index = coming.pop()
                 if index in ended:
                     outstanding.discard(index)
+                    if drawn < limit * groups:
+                        outstanding.add(drawn)
+                        coming.insert(rng.randint(0, len(coming)), drawn)
+                        drawn += 1
                 else:
                     ready.append(index)
             case Finish():
@@ -229,6 +251,7 @@ def test_every_group_is_in_one_update_of_u_groups_but_the_last(
     assert not members
     assert [len(update) for update in updates[:-1]] == [per_update] * (len(updates) - 1)
     trained = [index for update in updates for index in update]
-    assert sorted(trained) == sorted(set(range(groups)) - ended)
+    kept = [index for index in range(limit * groups) if index not in ended][:groups]
+    assert sorted(trained) == kept, "the first R that did not end, whatever came first"
     if order == "submission" or kind == "serial":
         assert trained == sorted(trained)

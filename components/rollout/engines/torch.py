@@ -25,10 +25,11 @@ from rolloutpipe_core.config.models import EngineConfig, ModelConfig, SamplingCo
 from rolloutpipe_core.domain import Completion, WeightVersion
 from rolloutpipe_core.errors import DeadlineExceeded, EngineFailure, RolloutPipeError
 
+from .calls import check_call
 from .decoder import SlotDecoder
 from .determinism import checked_shapes
 from .policy import Policy
-from .requests import EngineStatistics, Request, SampleState, check_call
+from .requests import EngineStatistics, Request, SampleState
 from .served import check_served
 from .shapes import DeterministicShapes
 

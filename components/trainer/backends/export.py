@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from .shards import whole
 
 # What tokenizers of transformers are made of, by name (`vocab.json`, `tokenizer.model`, `chat_template.jinja`, ...).
 TOKENIZER_FILES = (
@@ -30,3 +34,26 @@ def export_model(model: PreTrainedModel, tokenizer_files: Mapping[str, bytes], d
     model.save_pretrained(directory)
     for name, content in tokenizer_files.items():
         (directory / name).write_bytes(content)
+
+
+def whole_model(model: PreTrainedModel, dtype: torch.dtype, here: bool) -> PreTrainedModel | None:
+    """A copy of a sharded model on the CPU, in `dtype`; None where it is not wanted `here`. All ranks take part."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        full = whole(tensor)
+        if here:
+            tensors[name] = (full.to(dtype) if full.is_floating_point() else full).cpu()
+    return model_of(model.config, model.generation_config, tensors, dtype) if here else None
+
+
+def model_of(
+    config: PretrainedConfig, generation: GenerationConfig | None, tensors: Mapping[str, Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
+    """A model on the CPU that has these tensors, all of its parameters in `dtype`; nothing is copied."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.load_state_dict(tensors, assign=True)
+    model.tie_weights()
+    if generation is not None:
+        model.generation_config = generation
+    return model

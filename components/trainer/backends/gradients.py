@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from .shards import whole
+
 
 class Sum(Protocol):
     """Unnormalised sum of one parameter's gradients since `clear`."""
@@ -118,8 +120,8 @@ class GradientSums:
         self.tensors = {name: each.divided(by) for name, each in self._sums.items()}
 
     def norm(self) -> float:
-        """Euclidean norm of all gradients together; inf or nan when any is not finite."""
-        return float(get_total_norm(list(self.tensors.values())))
+        """Euclidean norm of all gradients together, those of all ranks' shards; inf or nan when any is not finite."""
+        return float(whole(get_total_norm(list(self.tensors.values()))))
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale them down so that their `norm` becomes `limit`, if it is larger."""

@@ -8,7 +8,7 @@ A float32 model is its own master. Source: Mixed Precision Training (arXiv 1710.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from rolloutpipe_core.config.models import OptimizerConfig
 from rolloutpipe_core.errors import BadInput
 
 from .gradients import wide
+from .shards import placed, whole
 
 
 class MasterAdamW:
@@ -51,12 +52,18 @@ class MasterAdamW:
         self._adamw.zero_grad(set_to_none=True)
         self._round_masters()
 
-    def save(self, path: Path) -> None:
-        """Write masters and AdamW's state as one safetensors file, `master.NAME`, `exp_avg.NAME` and so on."""
-        tensors = {f"master.{name}": master.detach() for name, master in self._masters.items()}
-        for name, master in self._masters.items():
-            tensors.update({f"{key}.{name}": value for key, value in self._adamw.state[master].items()})
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    def save(self, path: Path | None) -> None:
+        """Write masters and AdamW's state as one safetensors file, `master.NAME`, `exp_avg.NAME` and so on.
+
+        Every tensor is whole, whatever it is sharded over; a rank without a `path` only gives its shards.
+        """
+        tensors = {}
+        for name, tensor in self._state():
+            full = whole(tensor)
+            if path is not None:
+                tensors[name] = full.cpu().contiguous()
+        if path is not None:
+            save_file(tensors, path)
 
     @torch.no_grad()
     def load(self, path: Path) -> None:
@@ -69,11 +76,18 @@ class MasterAdamW:
         _check_same(given=masters, expected=self._masters, path=path)
         self._adamw.state.clear()
         for name, master in self._masters.items():
-            master.copy_(masters[name])
+            master.copy_(placed(masters[name], master))
             for key, tensors in stored.items():
                 # AdamW keeps its step counter on the CPU and all else beside the weights.
-                self._adamw.state[master][key] = tensors[name] if key == "step" else tensors[name].to(master.device)
+                self._adamw.state[master][key] = tensors[name] if key == "step" else placed(tensors[name], master)
         self._round_masters()
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        """All that `save` writes, by name; each rank in the same order."""
+        for name, master in self._masters.items():
+            yield f"master.{name}", master.detach()
+            for key, value in self._adamw.state[master].items():
+                yield f"{key}.{name}", value
 
     @torch.no_grad()
     def _round_masters(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -28,11 +28,12 @@ class Scores(NamedTuple):
     entropy: Tensor  # the same, without a gradient unless it was asked for
 
 
-class Policy:
-    """A model with its temperature."""
+class Policy(nn.Module):
+    """A model with its temperature. A module, so that what shards parameters can gather them around `forward`."""
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         """Raises BadInput when the model's logits are not what this class makes of its hidden states."""
+        super().__init__()
         self.model = model
         self.vocabulary: int = model.config.get_text_config().vocab_size
         self._temperature = temperature
@@ -40,13 +41,18 @@ class Policy:
 
     def scores(self, batch: Batch, entropy_gradient: bool = False) -> Scores:
         """Log-probability and entropy at the batch's N trained tokens, of softmax(logits / T)."""
-        hidden = _hidden_states(self.model, batch.input_ids)[batch.predicts]
+        scores: Scores = self(batch.input_ids, batch.predicts, batch.targets, entropy_gradient)
+        return scores
+
+    def forward(self, input_ids: Tensor, predicts: Tensor, targets: Tensor, entropy_gradient: bool) -> Scores:
+        """`scores` of a batch's fields."""
+        hidden = _hidden_states(self.model, input_ids)[predicts]
         rows = max(CHUNK_LOGITS // self.vocabulary, 1)
         chunks = [
             checkpoint(
                 self._score_chunk, states, targets, entropy_gradient, use_reentrant=False, preserve_rng_state=False
             )
-            for states, targets in zip(hidden.split(rows), batch.targets.split(rows), strict=True)
+            for states, targets in zip(hidden.split(rows), targets.split(rows), strict=True)
         ]
         logprobs, entropy = zip(*chunks, strict=True)
         return Scores(torch.cat(logprobs), torch.cat(entropy))

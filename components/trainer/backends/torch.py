@@ -1,4 +1,4 @@
-"""The `torch` backend: a Hugging Face causal LM trained in this process.
+"""The `torch` backend: a Hugging Face causal LM, trained whole in this process or sharded over several ranks.
 
     begin_round ─> begin_update ─> accumulate(groups) ... ─> step ─> (next update) ... ─> export_weights, save
                                         │                     │
@@ -8,15 +8,14 @@
 What a token's loss is weighted with is known from its sample; only the denominator waits for the step. So groups may
 come in any order and any portions. Ratios are taken to the engine's log-probabilities or to those under the round's
 weights, never to those of weights that have moved.
+
+With several ranks each takes its share of every call's samples (shares.py); `layout` is all that differs.
 """
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -36,34 +35,19 @@ from rolloutpipe_core.errors import BadInput
 
 from ..batch import Batch, make_batch
 from ..learning_rate import learning_rate
-from ..losses.aggregation import denominator
-from ..losses.grpo import TokenLoss, grpo_loss
-from ..losses.kl import k3
-from ..metrics import MetricSums
-from ..microbatch import plan_microbatches
+from ..objective import Objective
 from ..trainer import UpdateResult
 from .determinism import check_order_free
 from .export import export_model, read_tokenizer_files
 from .gradients import FixedPointSum, FloatSum, GradientSums, wide
+from .layout import Layout, OneDevice
 from .optimizer import MasterAdamW
-from .policy import Policy, load_model
-
-STATE_FORMAT = 1
-
-
-@dataclass(slots=True)
-class UpdateTotals:
-    """What the update in progress holds."""
-
-    update: int = 0
-    groups: int = 0
-    samples: int = 0
-    tokens: int = 0  # trained ones
-    loss: float = 0.0  # sum of weight * loss over the tokens
+from .policy import Policy
+from .state import read_updates, write_updates
 
 
 class TorchTrainer:
-    """Implements `Trainer` (components/trainer/trainer.py) on one device."""
+    """Implements `Backend` (components/trainer/trainer.py)."""
 
     def __init__(
         self,
@@ -76,29 +60,33 @@ class TorchTrainer:
         sampling: SamplingConfig,
         reference: Path | None = None,
         deterministic: bool = False,
+        layout: Layout | None = None,
     ) -> None:
-        """Load the weights to start from.
+        """Load the weights to start from; without a `layout` whole on `model.device`.
 
         `directory` and `reference` hold HF files; `reference` is the run's version 0, needed (and held in memory) only
         when `loss.kl_coefficient` > 0. With `deterministic` a step's bits follow from the weights and the groups alone.
         Raises BadInput for a folder without a usable model, and where `deterministic` cannot be promised.
         """
         self._loss, self._optimizer, self._trainer, self._sampling = loss, optimizer, trainer, sampling
-        self._device = torch.device(model.device)
-        dtype: torch.dtype = getattr(torch, model.dtype)
-        self._policy = Policy(load_model(directory, dtype, self._device), sampling.temperature)
+        self._layout = layout or OneDevice(torch.device(model.device))
+        self._dtype: torch.dtype = getattr(torch, model.dtype)
+        self._policy = self._layout.trained(directory, self._dtype, sampling.temperature)
         if trainer.gradient_checkpointing:
             # transformers checkpoints in training mode only; without dropout the two modes are otherwise the same.
             self._policy.model.train().gradient_checkpointing_enable({"use_reentrant": False})
-        self._reference = self._load_reference(reference, dtype) if loss.kl_coefficient > 0 else None
+        self._reference = self._load_reference(reference) if loss.kl_coefficient > 0 else None
+        if loss.old_logprobs == "recompute":
+            self._copy = self._layout.copier(directory, self._dtype, sampling.temperature)
         self._tokenizer_files = read_tokenizer_files(directory)
         parameters = {
             name: parameter for name, parameter in self._policy.model.named_parameters() if parameter.requires_grad
         }
-        self._loss_dtype = wide(dtype)
+        self._loss_dtype = wide(self._dtype)
         self._deterministic = deterministic
         self._gradients = GradientSums(parameters, FixedPointSum if deterministic else FloatSum)
         self._weights = MasterAdamW(parameters, optimizer)
+        self._objective = Objective(loss, sampling.max_new_tokens)
         self._updates = 0  # of the run, skipped ones included: the learning rate's clock
         self.begin_round()
         self.begin_update(0)
@@ -108,7 +96,12 @@ class TorchTrainer:
 
     @classmethod
     def of(cls, config: RunConfig, directory: Path, reference: Path | None = None) -> Self:
-        """The trainer of a run, at the weights in `directory`."""
+        """The trainer of a run, at the weights in `directory`; with several ranks each of them makes its own."""
+        layout = None
+        if config.trainer.data_parallel > 1:
+            from .fsdp import Fsdp
+
+            layout = Fsdp(torch.device(config.model.device))
         return cls(
             directory,
             model=config.model,
@@ -118,6 +111,7 @@ class TorchTrainer:
             sampling=config.sampling,
             reference=reference,
             deterministic=config.deterministic,
+            layout=layout,
         )
 
     def begin_round(self) -> None:
@@ -125,8 +119,7 @@ class TorchTrainer:
         self._round_start: Policy | None = None
 
     def begin_update(self, update: int) -> None:
-        self._totals = UpdateTotals(update)
-        self._metrics = MetricSums()
+        self._objective.begin_update(update)
         self._gradients.clear()
 
     def accumulate(self, groups: Sequence[Group]) -> None:
@@ -135,90 +128,64 @@ class TorchTrainer:
             self._accumulate(together)
 
     def _accumulate(self, groups: Sequence[Group]) -> None:
-        samples = [sample for group in groups for sample in group.samples]
-        trained = [sample for sample in samples if sample.loss_mask.any()]
-        self._totals.groups += len(groups)
-        self._totals.samples += len(samples)
-        self._totals.tokens += sum(int(sample.loss_mask.sum()) for sample in trained)
-        for indices in plan_microbatches([sample.tokens for sample in trained], self._trainer.microbatch_tokens):
-            microbatch = [trained[index] for index in indices]
-            self._backward(make_batch(microbatch, self._loss.aggregation, self._device, self._loss_dtype))
+        trained = self._objective.count(groups)
+        for indices in self._layout.plan([sample.tokens for sample in trained], self._trainer.microbatch_tokens):
+            filler = not indices
+            microbatch = [trained[index] for index in indices] or [min(trained, key=lambda sample: sample.tokens)]
+            batch = make_batch(microbatch, self._loss.aggregation, self._layout.device, self._loss_dtype)
+            self._backward(batch, filler)
 
     def step(self) -> UpdateResult:
-        totals = self._totals
-        if totals.groups == 0:
-            raise BadInput("a step without a group", given="0 groups", expected="accumulate before step")
-        divisor = denominator(self._loss.aggregation, totals.samples, totals.tokens, self._sampling.max_new_tokens)
-        self._gradients.divide(divisor)
+        self._layout.combine(self._objective)
+        self._gradients.divide(self._objective.denominator)
         norm = self._gradients.norm()
         rate = learning_rate(self._updates, self._optimizer)
-        skipped = not math.isfinite(norm)
-        if not skipped:
+        if math.isfinite(norm):
             self._gradients.clip(norm, self._optimizer.max_grad_norm)
             self._move_weights(rate)
         self._updates += 1
-        metrics = self._metrics.reduced() | {
-            "loss": totals.loss / divisor,
-            "grad_norm": norm,
-            "learning_rate": rate,
-        }
-        return UpdateResult(
-            update=totals.update,
-            groups=totals.groups,
-            samples=totals.samples,
-            tokens=totals.tokens,
-            skipped=skipped,
-            # A skipped update may hold nan or inf, which JSON cannot say.
-            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-        )
+        return self._objective.result(norm, rate)
 
     def export_weights(self, directory: Path) -> None:
-        export_model(self._policy.model, self._tokenizer_files, directory)
+        model = self._layout.model(self._policy, self._dtype)
+        if model is not None:
+            export_model(model, self._tokenizer_files, directory)
 
     def save(self, directory: Path) -> None:
         """`state.safetensors`: float32 masters and AdamW's state; `state.json`: the count of updates."""
+        if not self._layout.writes:
+            self._weights.save(None)
+            return
         directory.mkdir(parents=True, exist_ok=True)
         self._weights.save(directory / "state.safetensors")
-        (directory / "state.json").write_text(json.dumps({"format": STATE_FORMAT, "updates": self._updates}))
+        write_updates(directory, self._updates)
 
     def load(self, directory: Path) -> None:
         """The loaded weights count as those of a round that begins; raises BadInput for what `save` did not write."""
-        try:
-            state = json.loads((directory / "state.json").read_text())
-        except (OSError, ValueError) as error:
-            raise BadInput("no trainer checkpoint", given=f"{directory}: {error}") from error
-        if state["format"] != STATE_FORMAT:
-            raise BadInput("a checkpoint of another format", given=str(state["format"]), expected=str(STATE_FORMAT))
+        updates = read_updates(directory)
         self._weights.load(directory / "state.safetensors")
-        self._updates = state["updates"]
+        self._updates = updates
         self.begin_round()
 
-    def _load_reference(self, directory: Path | None, dtype: torch.dtype) -> Policy:
+    def _load_reference(self, directory: Path | None) -> Policy:
         if directory is None:
             raise BadInput(
                 "no reference weights", given="kl_coefficient > 0", expected="the folder of the run's version 0"
             )
-        return Policy(load_model(directory, dtype, self._device), self._sampling.temperature)
+        return self._layout.frozen(directory, self._dtype, self._sampling.temperature)
 
-    def _backward(self, batch: Batch) -> None:
-        """Forward and backward of one micro-batch; GradientSums takes the gradients."""
+    def _backward(self, batch: Batch, filler: bool) -> None:
+        """Forward and backward of one micro-batch; GradientSums takes the gradients.
+
+        A `filler` meets the other ranks wherever a micro-batch does, and adds zeros.
+        """
         scores = self._policy.scores(batch, entropy_gradient=self._loss.entropy_coefficient != 0)
+        reference = self._reference.logprobs(batch) if self._reference else None
         round_logprobs = self._round_logprobs(batch, scores.logprobs)
-        tokens = grpo_loss(
-            self._loss,
-            logprobs=scores.logprobs,
-            old_logprobs=self._old_logprobs(batch, round_logprobs),
-            engine_logprobs=batch.engine_logprobs,
-            advantages=batch.advantages,
-            entropy=scores.entropy,
-            reference_logprobs=self._reference.logprobs(batch) if self._reference else None,
-        )
-        total = (batch.weights * tokens.loss).sum()
-        total.backward()
-        self._totals.loss += total.item()
-        self._measure(tokens, scores.entropy)
-        if round_logprobs is not None:
-            self._measure_mismatch(round_logprobs - batch.engine_logprobs)
+        if filler:
+            (0.0 * scores.logprobs.sum()).backward()
+        else:
+            self._objective.loss(batch, scores, round_logprobs, reference).backward()
 
     def _round_logprobs(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
         """The trainer's log-probabilities under the round's weights; None when only moved weights are at hand."""
@@ -226,28 +193,9 @@ class TorchTrainer:
             return logprobs.detach()
         return self._round_start.logprobs(batch) if self._round_start else None
 
-    def _old_logprobs(self, batch: Batch, round_logprobs: Tensor | None) -> Tensor:
-        if self._loss.old_logprobs == "engine":
-            return batch.engine_logprobs
-        assert round_logprobs is not None  # `_move_weights` froze a copy before the weights moved
-        return round_logprobs
-
     def _move_weights(self, rate: float) -> None:
         """AdamW's step, after the round's weights were put aside if later updates need them."""
         if self._loss.old_logprobs == "recompute" and not self._moved:
-            self._round_start = copy.deepcopy(self._policy)
+            self._round_start = self._copy(self._policy)
         self._weights.step(self._gradients.tensors, rate)
         self._moved = True
-
-    def _measure(self, tokens: TokenLoss, entropy: Tensor) -> None:
-        measured = {"ratio_mean": tokens.ratio, "clip_fraction": tokens.clipped, "entropy": entropy}
-        if tokens.kl is not None:
-            measured["kl"] = tokens.kl
-        self._metrics.add({name: value.detach().sum().item() for name, value in measured.items()}, len(entropy))
-
-    def _measure_mismatch(self, difference: Tensor) -> None:
-        """`difference` is trainer less engine, both under the round's weights."""
-        absolute = difference.abs()
-        sums = {"mismatch_kl": k3(difference).sum().item(), "mismatch_mean": absolute.sum().item()}
-        self._metrics.add(sums, len(difference))
-        self._metrics.add_maximum("mismatch_max", absolute.max().item())

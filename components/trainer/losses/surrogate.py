@@ -16,13 +16,13 @@ from torch import Tensor, minimum
 class Surrogate(NamedTuple):
     loss: Tensor  # [N], to be minimised
     ratio: Tensor  # [N]
-    clipped: Tensor  # [N] bool: the clipped branch was taken, so the token gives no gradient
+    clipped: Tensor  # [N] bool: a bound was taken; what that means for the gradient is the policy term's
 
 
 def clipped_surrogate(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Surrogate:
-    """All tensors are float [N], nats; only `logprobs` carries a gradient."""
+    """All tensors are float [N], nats; only `logprobs` carries a gradient. A clipped token gives none."""
     ratio = (logprobs - old_logprobs).exp()
     clamped = ratio.clamp(1 - clip_low, 1 + clip_high)
     clipped = ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))

@@ -21,16 +21,11 @@ end
 local facts = {'groups', text(#KEYS - 7), 'samples_per_group', ARGV[10], 'groups_per_update', ARGV[11], 'version', version,
   'version_sha', sha, 'lineage', lineage, 'cohort_sha', cohort, 'data_fingerprint', data, 'cursor', ARGV[8],
   'cursor_end', ARGV[9], 'schedule', ARGV[12], 'order', ARGV[13]}
-redis.call('HSET', ROUND, 'round', round, 'generation', '1', 'updates_sealed', '0', 'assigned', '0', 'n_deferred', text(#KEYS - 7))
+redis.call('HSET', ROUND, 'round', round, 'generation', '1', 'updates_sealed', '0', 'assigned', '0', 'n_deferred', '0')
 move_round(actor, 'open', facts)
 redis.call('HSET', RUN, 'round', round)
 for i = 8, #KEYS do
   local at = 14 + 2 * (i - 8)
-  local index = text(i - 8)
-  redis.call('HSET', KEYS[i], 'group', ARGV[at], 'prompt', ARGV[at + 1], 'round', round, 'index', index, 'lineage', lineage,
-    'state', 'deferred', 'since_ms', NOW, 'attempt', '0', 'rejections', '0')
-  redis.call('ZADD', OPEN, index, ARGV[at])
-  redis.call('ZADD', DEFERRED, index, ARGV[at])
-  tell('group', actor, {'group', ARGV[at], 'round', round, 'from', '', 'to', 'deferred', 'attempt', '0', 'prompt', ARGV[at + 1]})
+  create(KEYS[i], actor, ARGV[at], text(i - 8), ARGV[at + 1], {})
 end
 return {'OK', 'open'}

@@ -59,6 +59,18 @@ local function drain_if_settled(actor)
     'generation', redis.call('HGET', ROUND, 'generation'))
 end
 
+-- A new group of the round, behind those that are there; its first event has the fields, too.
+local function create(group_key, actor, group, index, prompt, fields)
+  local of = redis.call('HMGET', ROUND, 'round', 'lineage')
+  redis.call('HSET', group_key, 'group', group, 'prompt', prompt, 'round', of[1], 'index', index, 'lineage', of[2],
+    'state', 'deferred', 'since_ms', NOW, 'attempt', '0', 'rejections', '0', unpack(fields))
+  redis.call('HINCRBY', ROUND, 'n_deferred', 1)
+  redis.call('ZADD', OPEN, index, group)
+  redis.call('ZADD', DEFERRED, index, group)
+  tell('group', actor, join({'group', group, 'round', of[1], 'from', '', 'to', 'deferred', 'attempt', '0', 'prompt', prompt},
+    fields))
+end
+
 local function leave_service(group)
   redis.call('ZREM', OPEN, group)
   redis.call('ZREM', DEFERRED, group)

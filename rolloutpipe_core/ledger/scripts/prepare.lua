@@ -1,5 +1,5 @@
 -- The run's hash, version 0 and the FIFO's consumer group. KEYS: run, ledger, fifo, weights.
--- ARGV: actor, lineage, version, sha, object, commit, commit_sha, config_sha
+-- ARGV: actor, lineage, version, sha, object, commit, commit_sha, config_sha, cursor
 -- After a lost Redis the same call restores the run at the head of the commit chain.
 local WEIGHTS = KEYS[4]
 local actor, lineage, version, sha = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -14,7 +14,7 @@ if state then
   return {'REPEAT', redis.call('HGET', RUN, 'version')}
 end
 redis.call('HSET', RUN, 'state', 'active', 'lineage', lineage, 'version', version, 'version_sha', sha,
-  'config_sha', ARGV[8], 'prepared_ms', NOW,
+  'cursor', ARGV[9], 'config_sha', ARGV[8], 'prepared_ms', NOW,
   'pins_since_ms', version == '0' and '0' or NOW) -- a run that is restored may have lost pins
 redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[5], 'commit', ARGV[6], 'commit_sha', ARGV[7], 'at_ms', NOW)
 tell('run', actor, {'to', version == '0' and 'prepared' or 'restored'})

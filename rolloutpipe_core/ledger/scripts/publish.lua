@@ -1,8 +1,8 @@
 -- Applies a commit to Redis: registry entry, groups trained or ended as the commit says, entries acknowledged.
 -- The commit is the truth, so this also mends a Redis that lost its last second.
--- KEYS: round keys, groups of the commit (trained ones first), last: weights.
+-- KEYS: round keys, groups of the commit (trained ones first), groups that it does not hold, last: weights.
 -- ARGV: epoch, nonce, actor, round, number, sha, object, commit, commit_sha, trained (count), next lineage,
---       then per group: trained: id, attempt, update, place; ended: id, state, reason, ''
+--       cursor, then per group: trained: id, attempt, update, place; ended: id, state, reason, ''
 
 -- Puts behind us what no later round needs: entries of this round and of older ones, and what is not ours. Those that
 -- Redis forgot to have delivered, too: nobody would read them any more. `used`: attempt by trained group.
@@ -35,12 +35,12 @@ if now[1] == version and now[2] == sha then return {'REPEAT', version} end
 if tonumber(now[1]) ~= tonumber(version) - 1 then
   return {'REFUSED', 'the run is at v' .. now[1] .. '@' .. now[2]:sub(1, 12)}
 end
-redis.call('HSET', ROUND, 'round', round)
+if number(ROUND, 'groups') > #KEYS - 8 then return {'REFUSED', 'another group of round ' .. round .. ' was drawn meanwhile'} end
+redis.call('HSET', ROUND, 'round', round, 'groups', text(#KEYS - 8), 'cursor_end', ARGV[12])
 redis.call('HSETNX', ROUND, 'generation', '1')
-redis.call('HSETNX', ROUND, 'groups', text(#KEYS - 8))
 local used, count = {}, {filtered = 0, failed = 0, rejected = 0}
 for i = 8, #KEYS - 1 do
-  local at = 12 + 4 * (i - 8)
+  local at = 13 + 4 * (i - 8)
   local id, was = ARGV[at], redis.call('HGET', KEYS[i], 'state')
   local state, fields, reason = 'trained', {'update', ARGV[at + 2], 'update_index', ARGV[at + 3]}, ''
   if i - 8 >= trained then
@@ -62,7 +62,7 @@ redis.call('HSET', ROUND, 'n_deferred', '0', 'n_admitted', '0', 'n_serving_compl
   'n_claimed', '0', 'n_trained', text(trained), 'n_filtered', text(count.filtered), 'n_failed', text(count.failed), 'n_rejected', text(count.rejected))
 settle_entries(actor, tonumber(round), used)
 move_round(actor, 'committed', {'commit', ARGV[8]})
-redis.call('HSET', RUN, 'version', version, 'version_sha', sha, 'lineage', ARGV[11])
+redis.call('HSET', RUN, 'version', version, 'version_sha', sha, 'lineage', ARGV[11], 'cursor', ARGV[12])
 redis.call('XADD', WEIGHTS, '*', 'number', version, 'sha', sha, 'object', ARGV[7], 'commit', ARGV[8], 'commit_sha', ARGV[9], 'at_ms', NOW)
 tell('version', actor, {'number', version, 'sha', sha, 'object', ARGV[7], 'commit', ARGV[8], 'commit_sha', ARGV[9]})
 move_round(actor, 'published', {'published_version', version})

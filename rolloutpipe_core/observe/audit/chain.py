@@ -45,6 +45,7 @@ def read_chain(store: Objects, run: str, audit: Audit) -> Chain | None:
         rounds.append(commit)
         previous_key, previous_sha, sampled = key, sha256, commit.published
     _check_membership(audit, rounds)
+    _check_cursors(audit, rounds)
     audit.commits = len(rounds) + 1
     audit.groups_trained = sum(len(commit.trained) for commit in rounds)
     audit.groups_ended = sum(len(commit.ended) for commit in rounds)
@@ -107,6 +108,7 @@ def _committed_round(key: str, sha256: str, facts: Mapping[str, Any], sampled: W
         ended=tuple(Ending(str(end["group"]), str(end["state"]), str(end["reason"])) for end in facts["ended"]),
         updates={index: (len(u["groups"]), int(u["samples"]), int(u["tokens"])) for index, u in updates},
         cohort_sha=str(facts["cohort_sha"]),
+        cursor=int(facts["cursor"]),
         data_fingerprint=str(facts["data_fingerprint"]),
     )
 
@@ -151,6 +153,16 @@ def _check_membership(audit: Audit, rounds: list[CommittedRound]) -> None:
             if sums[update] != tuple(said):
                 what = f"says {tuple(said)}, groups {sums[update]}"
                 audit.report("update-sums", f"{commit.key} update {update}", what)
+
+
+def _check_cursors(audit: Audit, rounds: list[CommittedRound]) -> None:
+    """Each round took the next prompts of the sequence, one for each of its groups."""
+    cursor = 0
+    for commit in rounds:
+        if commit.cursor - cursor != len(commit.groups):
+            what = f"took the prompts {cursor} to {commit.cursor} of the sequence for {len(commit.groups)} groups"
+            audit.report("chain-cursor", commit.key, what)
+        cursor = commit.cursor
 
 
 def _places(commit: CommittedRound) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ What Redis lost with its last second and a commit mended is counted, not reporte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from rolloutpipe_core.ledger.events import (
     UpdateSealed,
     VersionPublished,
 )
+from rolloutpipe_core.ledger.records import NOT_COMMITTED
 from rolloutpipe_core.observe.audit.model import Audit, Chain, CommittedRound, Ending, Membership
 
 
@@ -28,6 +30,7 @@ class GroupFacts:
     state: GroupState
     attempt: int
     reason: str
+    replaces: str = ""  # the filtered group in whose place it was drawn
     claim: tuple[int, int] | None = None  # (update, place)
     announced: dict[int, tuple[str, WeightVersion]] = field(default_factory=dict)  # attempt -> (sha256, sampled by)
 
@@ -93,7 +96,8 @@ class HistoryCheck:
         commit = self._chain.rounds[round]
         if facts.opened is not None:
             self._audit.rounds_in_ledger += 1
-            self._check_opening(commit, facts.opened)
+            self._check_opening(commit, self._chain.cursor_before(round), facts.opened)
+            self._check_drawn(commit, facts, int(facts.opened["groups"]))
             self._check_completeness(commit, facts)
         for member in commit.trained:
             if member.group in facts.groups:
@@ -121,11 +125,12 @@ class HistoryCheck:
             what = f"published with {event.commit} ({event.commit_sha}), the chain has {self._chain.commit_of(number)}"
             self._audit.report("version-commit", str(event.version), what)
 
-    def _check_opening(self, commit: CommittedRound, opened: Mapping[str, str]) -> None:
+    def _check_opening(self, commit: CommittedRound, cursor: int, opened: Mapping[str, str]) -> None:
         pairs = {
             "version": str(commit.sampled.number),
             "version_sha": commit.sampled.sha,
             "cohort_sha": commit.cohort_sha,
+            "cursor": str(cursor),
             "data_fingerprint": commit.data_fingerprint,
         }
         for name, value in pairs.items():
@@ -139,12 +144,22 @@ class HistoryCheck:
                 self._audit.report("update-size", f"{commit.key} update {update}", f"{groups} groups, U is {wanted}")
 
     def _check_completeness(self, commit: CommittedRound, facts: RoundFacts) -> None:
-        """Every group of the round is in its commit once, and no other."""
-        committed = {*(member.group for member in commit.trained), *(end.group for end in commit.ended)}
-        for group in sorted(facts.groups.keys() - committed):
+        """Every group of the round is in its commit once, and no other, but for those of a history that Redis lost."""
+        put_aside = {group for group, told in facts.groups.items() if told.reason == NOT_COMMITTED}
+        for group in sorted(facts.groups.keys() - commit.groups - put_aside):
             self._audit.report("group-missing", group, f"neither trained nor ended in {commit.key}")
-        for group in sorted(committed - facts.groups.keys()):
+        for group in sorted(commit.groups - facts.groups.keys()):
             self._audit.report("group-unknown", group, f"in {commit.key}, but the ledger never created it")
+
+    def _check_drawn(self, commit: CommittedRound, facts: RoundFacts, first: int) -> None:
+        """A group behind the `first` ones replaces one that was filtered, and no two replace the same."""
+        for group, count in sorted(Counter(told.replaces for told in facts.groups.values() if told.replaces).items()):
+            if count > 1:
+                self._audit.report("group-drawn", group, f"{count} groups were drawn in its place")
+        drawn, filtered = len(commit.groups) - first, sum(end.state == GroupState.FILTERED for end in commit.ended)
+        if drawn > filtered:
+            what = f"{drawn} groups were drawn besides the first {first}, but {filtered} filtered"
+            self._audit.report("group-drawn", f"round {commit.round}", what)
 
     def _check_member(self, commit: CommittedRound, member: Membership, facts: GroupFacts) -> None:
         if facts.state is not GroupState.TRAINED:
@@ -186,7 +201,8 @@ def check_registry(registry: Iterable[WeightVersion], chain: Chain, audit: Audit
 
 
 def _group_moved(facts: RoundFacts, event: GroupMoved) -> None:
-    group = facts.groups.setdefault(event.group, GroupFacts(event.after, event.attempt, event.reason))
+    told = GroupFacts(event.after, event.attempt, event.reason, event.details.get("replaces", ""))
+    group = facts.groups.setdefault(event.group, told)
     group.state, group.attempt, group.reason = event.after, event.attempt, event.reason
     details = event.details
     match event.after:

@@ -68,7 +68,13 @@ class CommittedRound:
     ended: tuple[Ending, ...]
     updates: Mapping[int, tuple[int, int, int]]  # index -> (groups, samples, tokens)
     cohort_sha: str
+    cursor: int  # prompts taken from the seeded sequence up to the round's end
     data_fingerprint: str
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """All groups of the round, trained or ended."""
+        return frozenset({*(member.group for member in self.trained), *(end.group for end in self.ended)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,10 @@ class Chain:
     def versions(self) -> list[WeightVersion]:
         """Every version that the chain makes, by number."""
         return [self.first, *(commit.published for commit in self.rounds)]
+
+    def cursor_before(self, round: int) -> int:
+        """Prompts taken from the seeded sequence by the rounds before."""
+        return self.rounds[round - 1].cursor if round else 0
 
     def commit_of(self, version: int) -> tuple[str, str]:
         """(key, sha256) of the commit that makes a version. Raises IndexError."""

@@ -17,7 +17,7 @@ from rolloutpipe_core.config.models import ScheduleConfig
 from rolloutpipe_core.domain import GroupRef, GroupState, group_id
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
-from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger
+from rolloutpipe_core.ledger.rollout import Cohort, Draw, Lease, RolloutLedger, draw_none
 from rolloutpipe_core.ledger.trainer import Announced, TrainerLedger
 from rolloutpipe_core.preparation import register_run
 from rolloutpipe_core.store.commits import (
@@ -126,7 +126,8 @@ class HandRun:
     def cohort(self) -> Cohort:
         """Of the round after the head."""
         round = self.head.next_round
-        places = range(round * GROUPS, (round + 1) * GROUPS)
+        cursor = self.head.commit.cursor
+        places = range(cursor, cursor + GROUPS)
         return Cohort(
             round=round,
             lineage=1,
@@ -155,12 +156,19 @@ class HandRun:
         self.rollout.materialized(lease)
         self.rollout.announce(lease, self.reference(lease), 8, 5)
 
-    def filter(self, index: int) -> None:
+    def score(self, index: int) -> Lease:
+        """Admit a group and serve it up to its rewards."""
         lease = self.admit(index)
         self.rollout.serving_complete(lease)
         self.rollout.materialized(lease)
+        return lease
+
+    def filter(self, index: int, draw: Draw = draw_none) -> None:
+        self.end(self.score(index), draw)
+
+    def end(self, lease: Lease, draw: Draw = draw_none) -> None:
         facts = {"reward_mean": 1.0, "reward_std": 0, "response_tokens": 8}
-        self.rollout.filtered(lease, "zero variance of rewards", facts)
+        self.rollout.filtered(lease, "zero variance of rewards", facts, draw)
 
     def take_role(self) -> TrainerLedger:
         return TrainerLedger.take_role(self.client, "box:7", 0)
@@ -199,7 +207,7 @@ class HandRun:
                 EndedGroup(group=name(index), state=state, reason=reason) for index, (state, reason) in ended.items()
             ),
             cohort_sha="c" * 64,
-            cursor=(round + 1) * GROUPS,
+            cursor=before.cursor + sum(map(len, updates)) + len(ended),
             checkpoint=None,
         )
         self.head = Link(commit.key, f"{round + 1:x}" * 64, commit)

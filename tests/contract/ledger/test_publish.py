@@ -237,6 +237,7 @@ def chain_of(hand: HandRun, link: Link) -> Chain:
         ended=tuple(Ending(end.group, end.state, end.reason) for end in commit.ended),
         updates={update.index: (len(update.groups), update.samples, update.tokens) for update in commit.updates},
         cohort_sha=commit.cohort_sha,
+        cursor=commit.cursor,
         data_fingerprint=commit.data_fingerprint,
     )
     return Chain(commit.previous.key, commit.previous.sha256, round.sampled, (round,))

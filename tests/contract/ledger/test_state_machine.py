@@ -25,12 +25,12 @@ from rolloutpipe_core.ledger.rollout import Cohort, Lease, RolloutLedger
 from rolloutpipe_core.ledger.trainer import Announced, TrainerLedger
 from rolloutpipe_core.store.commits import Commit, EndedGroup, Link, Previous, TrainedGroup, TrainedUpdate, TrainerEpoch
 
-GROUPS, PER_UPDATE, MAX_ATTEMPTS, MAX_REJECTIONS, WIDTH = 4, 2, 3, 1, 2
+GROUPS, MOST, PER_UPDATE, MAX_ATTEMPTS, MAX_REJECTIONS, WIDTH = 4, 7, 2, 3, 1, 2
 VERSION = WeightVersion(0, "a" * 64)
 NEXT = WeightVersion(1, "b" * 64)
 SERVED = [GroupState.ADMITTED, GroupState.SERVING_COMPLETE, GroupState.MATERIALIZED]
 UNSETTLED = [GroupState.DEFERRED, *SERVED]
-IDS = [group_id(0, index) for index in range(GROUPS)]
+IDS = [group_id(0, index) for index in range(MOST)]  # the first are there from the beginning, the others may be drawn
 SCHEDULE = ScheduleConfig(
     kind="cgp", groups_per_round=GROUPS, samples_per_group=2, update_batch_size=2 * PER_UPDATE, frontier_width=WIDTH
 )
@@ -38,7 +38,7 @@ COHORT = Cohort(
     round=0,
     lineage=1,
     version=VERSION,
-    groups=tuple(IDS),
+    groups=tuple(IDS[:GROUPS]),
     prompts=tuple(f"p{index}" for index in range(GROUPS)),
     cohort_sha="cohort",
     data_fingerprint="data",
@@ -57,7 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keys = RunKeys("machine")
         self.reader = LedgerReader(client, "machine")
         first = [self.keys.run, self.keys.ledger, self.keys.fifo, self.keys.weights]
-        self.client.call("prepare", first, ["t", 1, 0, VERSION.sha, "object", "commit", "sha", "config"])
+        self.client.call("prepare", first, ["t", 1, 0, VERSION.sha, "object", "commit", "sha", "config", 0])
         self.workers = [RolloutLedger(self.client, name, 3600, MAX_ATTEMPTS) for name in ("w0", "w1")]
         self.reaper = RolloutLedger(self.client, "reaper", 0, MAX_ATTEMPTS)  # no grace after the start of the server
         self.workers[0].open_round(COHORT, SCHEDULE)
@@ -100,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- rollout
 
-    @rule(worker=st.integers(0, 1), index=st.integers(0, GROUPS - 1), hard=st.booleans())
+    @rule(worker=st.integers(0, 1), index=st.integers(0, MOST - 1), hard=st.booleans())
     def admit(self, worker: int, index: int, hard: bool) -> None:
         group, then = IDS[index], self.snapshot()
         frontier = self.redis.zrange(self.keys.open(0), 0, WIDTH - 1)
@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         call = lambda: self.workers[0].announce(lease, reference(lease), 8, 5)  # noqa: E731
         self.under_lease(lease, GroupState.MATERIALIZED, call)
 
-    @rule(index=st.integers(0, GROUPS - 1))
+    @rule(index=st.integers(0, MOST - 1))
     def serve_whole_group(self, index: int) -> None:
         if self.state(IDS[index]) == GroupState.DEFERRED:
             lease = self.workers[1].admit(IDS[index])
@@ -141,11 +141,20 @@ class LedgerMachine(RuleBasedStateMachine):
             self.workers[1].materialized(lease)
             self.workers[1].announce(lease, reference(lease), 8, 5)
 
+    @rule(index=st.integers(0, MOST - 1))
+    def filter_whole_group(self, index: int) -> None:
+        if self.state(IDS[index]) == GroupState.DEFERRED:
+            lease = self.workers[0].admit(IDS[index])
+            self.leases.append(lease)
+            self.workers[0].serving_complete(lease)
+            self.workers[0].materialized(lease)
+            self.workers[0].filtered(lease, "zero variance", {"reward_mean": 1}, draw)
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def filtered(self, data: st.DataObject) -> None:
         lease = self.pick(data, self.leases)
-        call = lambda: self.workers[0].filtered(lease, "zero variance", {"reward_mean": 1})  # noqa: E731
+        call = lambda: self.workers[0].filtered(lease, "zero variance", {"reward_mean": 1}, draw)  # noqa: E731
         self.under_lease(lease, GroupState.MATERIALIZED, call)
 
     @precondition(lambda self: self.leases)
@@ -164,13 +173,13 @@ class LedgerMachine(RuleBasedStateMachine):
             assert not repeated
             assert self.snapshot() == then
 
-    @rule(index=st.integers(0, GROUPS - 1))
+    @rule(index=st.integers(0, MOST - 1))
     def lease_runs_out(self, index: int) -> None:
         """As if the worker had been stopped past its lease."""
         group, attempt = IDS[index], self.redis.hget(self.keys.group(IDS[index]), "attempt")
         held = self.redis.zadd(self.keys.leases(0), {group: 1}, xx=True, ch=True)
         taken = dict(self.reaper.reap(0))
-        ends = GroupState.FAILED if int(attempt) >= MAX_ATTEMPTS else GroupState.DEFERRED
+        ends = GroupState.FAILED if int(attempt or 0) >= MAX_ATTEMPTS else GroupState.DEFERRED
         assert taken == ({group: ends} if held else {})
 
     @precondition(lambda self: self.leases)
@@ -299,15 +308,31 @@ class LedgerMachine(RuleBasedStateMachine):
         told = [int(fields["generation"]) for fields in markers]
         assert told == list(range(1, int(round["generation"]) + settled)), "one drain marker a generation"
 
+    @invariant()
+    def each_filtered_group_is_replaced_until_the_limit(self) -> None:
+        round = self.reader.round_state(0)
+        groups = min(GROUPS + int(round.get("n_filtered", 0)), MOST)
+        assert (round["groups"], round["cursor_end"]) == (str(groups), str(groups))
+        rows = self.reader.groups(0)
+        assert [row["prompt"] for row in rows] == [draw(index) for index in range(groups)]
+        replaced = {row["replaced_by"]: row["id"] for row in rows if "replaced_by" in row}
+        assert replaced == {row["id"]: row["replaces"] for row in rows[GROUPS:]}
+
     def teardown(self) -> None:
         settle(self.workers[0], self.trainers[-1], self.reaper, self)
         round = self.reader.round_state(0)
         assert round["state"] == "published"
-        assert sum(int(round[f"n_{state}"]) for state in ("trained", "filtered", "failed", "rejected")) == GROUPS
+        assert sum(int(round[f"n_{state}"]) for state in ("trained", "filtered", "failed", "rejected")) == int(
+            round["groups"]
+        )
         assert self.reader.pending() == []
         moves = [event for event in self.reader.events() if isinstance(event, GroupMoved)]
         trained = [event.group for event in moves if event.after == GroupState.TRAINED]
         assert sorted(trained) == [group for group in IDS if self.state(group) == GroupState.TRAINED], "trained once"
+
+
+def draw(index: int) -> str | None:
+    return f"p{index}" if index < MOST else None
 
 
 def reference(lease: Lease) -> GroupRef:
@@ -368,7 +393,7 @@ def commit_of(places: dict[tuple[int, int], dict[str, str]], ended: list[dict[st
         updates=tuple(updates),
         ended=tuple(EndedGroup(group=row["id"], state=row["state"], reason=row["reason"]) for row in ended),
         cohort_sha="0" * 64,
-        cursor=GROUPS,
+        cursor=len(places) + len(ended),
         checkpoint=None,
     )
 

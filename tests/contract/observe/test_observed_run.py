@@ -189,7 +189,7 @@ def test_status_names_the_services_and_their_waits(tiny):
         beacon.beat()
         status = read_status(tiny.reader)
     assert (status.state, status.version, status.round, status.round_state) == ("active", 2, 1, "published")
-    assert (status.groups["trained"], status.groups["filtered"], status.fifo_depth) == (2, 1, 2)  # two drain markers
+    assert (status.groups["trained"], status.groups["filtered"], status.fifo_depth) == (2, 1, 0)
     assert [(service.name, service.waiting_for, service.stale) for service in status.services] == [
         ("trainer-x", "a group", False)
     ]

@@ -121,6 +121,9 @@ def test_a_prompt_that_cannot_be_served_ends_the_worker_and_its_groups_are_hande
     with pytest.raises(BadInput, match=r"expected: 1 to 3 tokens \(data\.max_prompt_tokens\)"):
         asyncio.run(serve_round(rig))
     assert rig.states() == [GroupState.DEFERRED] * R
+    (reason,) = {row["reason"] for row in rig.reader.groups(0) if row.get("reason")}
+    assert reason.startswith("the worker ended: ")
+    assert "data.max_prompt_tokens" in reason
 
 
 GATED = {"verifier": "gated_verifier:verify", "infrastructure_retries": 1}

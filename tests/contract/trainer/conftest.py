@@ -13,6 +13,7 @@ import pytest
 import redis
 import torch
 from rolloutpipe_components.trainer.backends.torch import TorchTrainer
+from rolloutpipe_components.trainer.rank import Rank
 from rolloutpipe_components.trainer.service import TrainerParts, TrainerService
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -227,7 +228,8 @@ def make_bench(config: RunConfig, client: redis.Redis, store: ObjectStore, model
 
         beacon = Beacon(client, "trainer", "trainer", changed.leases.heartbeat_s)
         own_chain = CommitChain(objects, config.run)
-        parts = TrainerParts(changed, client, reader, objects, own_chain, make, beacon, cache)
+        rank = Rank(objects, config.run, cache, make)
+        parts = TrainerParts(changed, client, reader, objects, own_chain, rank, beacon)
         running = RunningTrainer(TrainerService(parts), reader)
         return running.start()
 

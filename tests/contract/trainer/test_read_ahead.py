@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from rolloutpipe_components.trainer import service
 from rolloutpipe_components.trainer.intake import Intake, RoundFacts
+from rolloutpipe_components.trainer.rank import read_group
 
 from rolloutpipe_core.domain import GroupState, group_id
 from rolloutpipe_core.ledger.trainer import TrainerLedger
@@ -67,7 +70,7 @@ def test_a_trainer_that_takes_nothing_holds_no_more_than_its_bound(bench: Bench)
         bench.rollout.serve(index)
     ledger = TrainerLedger.take_role(bench.rollout.ledger.client, "hand", 0)
     facts = RoundFacts(bench.config.run, 1, 0, bench.rollout.version, K, None)
-    with Intake(ledger, bench.store, max_rejections=1, ahead=2, by_index=False) as intake:
+    with Intake(ledger, partial(read_group, bench.store), max_rejections=1, ahead=2, by_index=False) as intake:
         intake.begin_round(facts)
         trained: list[int] = []
         while len(trained) < R:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rolloutpipe_core.config.checks import Problem, check
-from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.config.models import RunConfig, ScheduleConfig
 
 BUILTIN = {"path": "builtin:pointer-walk"}
 
@@ -45,6 +45,7 @@ SCHEDULE_WARNINGS = [
     ({"kind": "cgp", "frontier_mode": "hard"}, "frontier_mode"),
     ({"kind": "stream", "frontier_mode": "hard"}, "frontier_mode"),
     ({"stream_min_groups": 2}, "stream_min_groups"),
+    ({"zero_variance": "drop", "refill_limit": 8}, "refill_limit"),
 ]
 
 
@@ -56,6 +57,12 @@ def test_schedules_that_cannot_run(schedule: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(("schedule", "key"), SCHEDULE_WARNINGS)
 def test_schedules_that_may_surprise(schedule: dict[str, Any], key: str) -> None:
     assert only(schedule=schedule) == ("warning", f"schedule.{key}")
+
+
+@pytest.mark.parametrize(("policy", "most"), [("keep", 16), ("drop", 16), ("refill", 128)])
+def test_a_round_draws_more_than_its_groups_only_to_refill(policy: str, most: int) -> None:
+    schedule = ScheduleConfig.model_validate({"zero_variance": policy, "refill_limit": 8})
+    assert schedule.most_groups == most
 
 
 def test_a_whole_strict_round_is_one_update() -> None:
@@ -74,6 +81,8 @@ def test_remedies_name_numbers_that_work() -> None:
 
 
 LLM = {"path": "models/llm"}
+SGLANG = {"kind": "sglang", "urls": ["http://gpu-1:30000"]}
+LAUNCHED = {"kind": "sglang", "launch": {}}
 OTHERS = [
     ({"data": {"source": "jsonl"}, "model": LLM, "rewards": {"verifier": "math"}}, "error", "data.path"),
     ({"data": {"path": "rows.jsonl"}}, "warning", "data.path"),
@@ -89,6 +98,19 @@ OTHERS = [
     ({"sampling": {"top_p": 0.9}}, "warning", "sampling.top_p"),
     ({"sampling": {"top_k": 50}}, "warning", "sampling.top_k"),
     ({"engine": {"slots": 7}}, "warning", "engine.slots"),
+    ({"engine": {"stall_s": 60.0}}, "warning", "engine.stall_s"),
+    ({"engine": {"kind": "sglang"}}, "error", "engine.urls"),
+    ({"engine": SGLANG | {"launch": {}}}, "error", "engine.urls"),
+    ({"engine": SGLANG, "rollout_workers": 2}, "error", "engine.urls"),
+    ({"engine": SGLANG, "schedule": {"order": "submission"}, "deterministic": True}, "error", "deterministic"),
+    ({"engine": LAUNCHED | {"frontier_by": "priority"}, "rollout_workers": 2}, "error", "engine.frontier_by"),
+    (
+        {"engine": SGLANG | {"frontier_by": "priority"}, "schedule": {"frontier_mode": "hard"}},
+        "error",
+        "engine.frontier_by",
+    ),
+    ({"engine": {"kind": "sglang", "launch": {"start_s": 300.0}}}, "warning", "engine.launch.start_s"),
+    ({"engine": SGLANG | {"stall_s": 300.0}}, "warning", "engine.stall_s"),
     (
         {"deterministic": True, "model": BUILTIN | {"device": "cuda"}, "schedule": {"order": "submission"}},
         "warning",
@@ -116,6 +138,7 @@ OTHERS = [
     ({"rewards": {"deadline_s": 40.0}}, "warning", "rewards.deadline_s"),
     ({"deadlines": {"engine_s": 301.0}}, "warning", "deadlines.engine_s"),
     ({"rollout_workers": 17}, "warning", "rollout_workers"),
+    ({"data": {"rows": 63}, "schedule": {"zero_variance": "refill"}}, "warning", "schedule.refill_limit"),
     ({"rollout_workers": 3, "schedule": {"frontier_mode": "hard"}}, "warning", "schedule.frontier_width"),
 ]
 
@@ -125,6 +148,12 @@ OTHERS = [
 )
 def test_other_sections(sections: dict[str, Any], severity: str, key: str) -> None:
     assert only(**sections) == (severity, key)
+
+
+def test_greedy_sampling_by_sglang_has_temperature_1() -> None:
+    sampling = {"top_k": 1, "temperature": 0.5}
+    found = {(problem.severity, problem.key) for problem in problems(engine=SGLANG, sampling=sampling)}
+    assert ("error", "sampling.temperature") in found
 
 
 def test_a_verifier_of_the_users_own_fits_any_data() -> None:

@@ -26,6 +26,9 @@ def test_every_key_that_may_change_exists() -> None:
         {"retention": {"keep_rounds": None}},
         {"rollout_workers": 3},
         {"engine": {"slots": 8}},
+        {"trainer": {"kind": "megatron", "data_parallel": 2, "tensor_parallel": 2}},
+        {"engine": {"launch": {"replicas": 2}, "stall_s": 60.0}},
+        {"engine": {"urls": ["http://gpu-1:30000"], "frontier_by": "priority"}},
     ],
 )
 def test_what_may_change_keeps_the_run(sections: dict[str, Any]) -> None:

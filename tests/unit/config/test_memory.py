@@ -64,6 +64,18 @@ def test_copies_of_the_weights_are_listed_when_the_loss_needs_them(model: Path) 
     assert not any("master" in use.what for use in memory_uses(config(model={"path": "m"}), model))
 
 
+def test_ranks_share_everything_that_is_sharded(model: Path) -> None:
+    loss = {"kl_coefficient": 0.1, "old_logprobs": "recompute"}
+    uses = memory_uses(config(trainer={"data_parallel": 8}, loss=loss), model)
+    assert [use for use in uses if use.service != "rollout"] == [
+        MemoryUse("trainer rank", "float32 master weights", 50),
+        MemoryUse("trainer rank", "gradient sums (float32)", 50),
+        MemoryUse("trainer rank", "AdamW moments (float32)", 100),
+        MemoryUse("trainer rank", "reference (loss.kl_coefficient)", 25),
+        MemoryUse("trainer rank", "round's start weights (loss.old_logprobs)", 25),
+    ]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\x05\x00\x00\x00\x00\x00\x00\x00{", b"\xff" * 8 + b"{}", b"\x02" + b"\0" * 7 + b"[]"]
 )

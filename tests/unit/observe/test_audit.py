@@ -13,6 +13,7 @@ import pytest
 from rolloutpipe_core.domain import FinishReason, Group, GroupState, RoundState, Sample, VersionSpan, WeightVersion
 from rolloutpipe_core.errors import Damaged, ObjectMissing
 from rolloutpipe_core.ledger.events import GroupMoved, ObjectsMoved, RoundMoved, UpdateSealed, VersionPublished
+from rolloutpipe_core.ledger.records import NOT_COMMITTED
 from rolloutpipe_core.observe.audit import audit_history
 from rolloutpipe_core.observe.audit.objects import stored_keep_rounds
 from rolloutpipe_core.observe.audit.view import ranges
@@ -116,6 +117,7 @@ class Run:
             "weights_sha": version(round + 1).sha,
             "data_fingerprint": "d" * 64,
             "cohort_sha": "c" * 64,
+            "cursor": 4 * (round + 1),
             "updates": [
                 {
                     "index": update,
@@ -144,7 +146,7 @@ class Run:
 
     def _events(self, at: float, round: int) -> None:
         h = self.history
-        h.open(at, round, version_sha=version(round).sha)
+        h.open(at, round, version_sha=version(round).sha, groups="4", cursor=str(4 * round))
         for index in range(4):
             h.group(at, group_id(round, index), GroupState.DEFERRED, 0)
         h.round(at, round, RoundState.GENERATING)
@@ -283,6 +285,11 @@ def trained_and_ended(run):
     run.link()
 
 
+def skipped_prompts(run):
+    run.commits[1]["cursor"] += 1
+    run.link()
+
+
 def wrong_sums(run):
     run.commits[1]["updates"][0]["tokens"] += 1
     run.link()
@@ -344,7 +351,7 @@ def head_without_file(run):
 
 
 def group_left_out(run):
-    run.commits[2]["ended"] = []
+    run.commits[2] |= {"ended": [], "cursor": 11}
     run.link()
     run.change(
         VersionPublished, lambda e: e.version.number == 3, commit_sha=sha(run.store[f"runs/{RUN}/commits/c000002.json"])
@@ -375,6 +382,23 @@ def opened_with_other_weights(run):
 
 def opened_with_other_cohort(run):
     run.change(RoundMoved, lambda e: e.round == 1 and e.after == "open", details={"cohort_sha": "e" * 64})
+
+
+def opened_with_other_prompts(run):
+    run.change(RoundMoved, lambda e: e.round == 1 and e.after == "open", details={"cursor": "5"})
+
+
+def drawn_without_cause(run):
+    run.change(RoundMoved, lambda e: e.round == 1 and e.after == "open", details={"groups": "2"})
+
+
+def drawn_twice(run):
+    for index in (1, 2):
+        run.change(
+            GroupMoved,
+            lambda e, i=index: e.group == group_id(1, i) and e.before is None,
+            details={"replaces": group_id(1, 3)},
+        )
 
 
 def small_first_update(run):
@@ -435,6 +459,7 @@ VIOLATIONS = {
     other_data: "chain-data",
     trained_twice: "group-twice",
     trained_and_ended: "group-twice",
+    skipped_prompts: "chain-cursor",
     wrong_sums: "update-sums",
     update_gap: "updates-gap",
     missing_object: "object-missing",
@@ -455,6 +480,9 @@ VIOLATIONS = {
     announced_other_version: "ledger-version",
     opened_with_other_weights: "ledger-opening",
     opened_with_other_cohort: "ledger-opening",
+    opened_with_other_prompts: "ledger-opening",
+    drawn_without_cause: "group-drawn",
+    drawn_twice: "group-drawn",
     small_first_update: "update-size",
     sealed_otherwise: "ledger-seal",
     not_trained_in_the_ledger: "ledger-state",
@@ -487,6 +515,9 @@ ALONE = {
     announced_other_version,
     opened_with_other_weights,
     opened_with_other_cohort,
+    opened_with_other_prompts,
+    drawn_without_cause,
+    drawn_twice,
     small_first_update,
     sealed_otherwise,
     not_trained_in_the_ledger,
@@ -573,6 +604,25 @@ def test_the_chain_may_be_ahead_of_the_events(run):
     audit = run.audit(until_ms=at_ms)
     assert audit.passed
     assert audit.rounds_in_ledger == 2
+
+
+def test_a_group_may_replace_a_filtered_one(run):
+    """Round 2 opened with three groups, of which the last was filtered; group 2 came in its place."""
+    run.change(RoundMoved, lambda e: e.round == 2 and e.after == "open", details={"groups": "3"})
+    run.change(
+        GroupMoved, lambda e: e.group == group_id(2, 2) and e.before is None, details={"replaces": group_id(2, 3)}
+    )
+    assert run.audit().passed
+
+
+def test_a_group_drawn_in_a_history_that_redis_lost_was_put_aside(run):
+    events = run.history.events
+    closed = next(place for place, e in enumerate(events) if isinstance(e, RoundMoved) and e.after == "committed")
+    run.history.events, rest = events[:closed], events[closed:]
+    run.history.group(6, group_id(0, 4), GroupState.DEFERRED, 0, replaces=group_id(0, 3))
+    run.history.group(6, group_id(0, 4), GroupState.REJECTED, 0, reason=NOT_COMMITTED)
+    run.history.events += rest
+    assert run.audit().passed
 
 
 def test_updates_assigned_anew_are_fine(run):

@@ -54,6 +54,15 @@ def test_an_end_names_its_reason(history, state):
     assert told.steps[-1].words == f"ended {state}: because"
 
 
+def test_a_filtered_group_and_the_one_in_its_place_name_each_other(history):
+    other = "r000000-g0004"
+    history.group(0, GROUP, GroupState.DEFERRED, 0, prompt="walk-1")
+    history.group(2, GROUP, GroupState.FILTERED, reason="because", replaced_by=other)
+    history.group(2, other, GroupState.DEFERRED, 0, prompt="walk-4", replaces=GROUP)
+    assert group_history(history.events, GROUP).steps[-1].words == f"ended filtered: because, replaced by {other}"
+    assert group_history(history.events, other).steps[0].words == f"created with prompt walk-4 in place of {GROUP}"
+
+
 def test_a_group_that_is_still_on_its_way(history):
     history.group(0, GROUP, GroupState.DEFERRED, 0)
     history.round(1, 0, RoundState.GENERATING)

@@ -142,7 +142,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_trainer(make_model: ModelMaker) -> TrainerMaker:
     """`make_trainer(folder, dtype=..., temperature=..., deterministic=..., field=...)`.
 
-    A field is any of LossConfig, OptimizerConfig and TrainerConfig.
+    A field is any of LossConfig, OptimizerConfig and TrainerConfig; `kind` is the loss's.
 
     `dtype="float64"` is for tests alone, which is why it goes around the configuration's validation.
     """
@@ -160,7 +160,7 @@ def make_trainer(make_model: ModelMaker) -> TrainerMaker:
         sections = (LossConfig, OptimizerConfig, TrainerConfig)
         assert set(fields) <= {name for section in sections for name in section.model_fields}
         loss, optimizer, trainer = (
-            section(**{name: value for name, value in fields.items() if name in section.model_fields})
+            section(**{name: fields.pop(name) for name in list(fields) if name in section.model_fields})
             for section in sections
         )
         return TorchTrainer(

@@ -22,3 +22,16 @@ def test_nothing_measured() -> None:
     metrics = MetricSums()
     metrics.add({"entropy": 0.0}, 0)
     assert metrics.reduced() == {"entropy": 0.0}
+
+
+def test_ranks_are_combined_and_what_none_measured_stays_away() -> None:
+    first, idle, last = MetricSums(), MetricSums(), MetricSums()
+    first.add({"entropy": 6.0, "kl": 1.0}, 2)
+    first.add_maximum("mismatch_max", 0.25)
+    last.add({"entropy": 1.0}, 8)
+    last.add_maximum("mismatch_max", 0.5)
+    assert len({len(each.packed()) for each in (first, idle, last)}) == 1
+    combined = MetricSums.combined([each.packed() for each in (first, idle, last)])
+    assert combined.pairs == {"entropy": (7.0, 10), "kl": (1.0, 2)}
+    assert combined.maxima == {"mismatch_max": 0.5}
+    assert MetricSums.combined([idle.packed()] * 2) == MetricSums()

@@ -27,7 +27,7 @@ def groups(make_group):
 
 @pytest.fixture
 def trl_gradients(make_model, load_reference, tmp_path, groups):
-    def gradients(loss_type, entropy):
+    def gradients(loss_type, entropy=0.0, **options):
         trl = GRPOTrainer(
             model=load_reference(make_model(), torch.float32),
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -40,13 +40,12 @@ def trl_gradients(make_model, load_reference, tmp_path, groups):
                 loss_type=loss_type,
                 beta=0.1,
                 use_bias_correction_kl=False,  # GRPO's own KL term, not DeepSeek-V3.2's
-                epsilon=0.2,
-                epsilon_high=0.28,
                 entropy_coef=entropy,
                 temperature=TEMPERATURE,
                 max_completion_length=16,
                 num_generations=4,
                 per_device_train_batch_size=4,
+                **options,
             ),
             train_dataset=Dataset.from_dict({"prompt": ["w2 w3"]}),
             processing_class=AutoTokenizer.from_pretrained(make_model()),
@@ -81,6 +80,7 @@ def _trl_inputs(groups, reference):
         "completion_ids": torch.stack([right(sample.response_ids) for sample in samples]).long(),
         "completion_mask": torch.stack([right(np.ones_like(sample.response_ids)) for sample in samples]),
         "tool_mask": torch.stack([right(sample.loss_mask) for sample in samples]),
+        "num_items_in_batch": torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples)),
         "advantages": torch.tensor([sample.advantage for sample in samples]),
         "old_per_token_logps": torch.stack([right(sample.behavior_logprobs) for sample in samples]),
         "ref_per_token_logps": torch.stack([right(reference_logprobs(sample)) for sample in samples]),
@@ -104,7 +104,41 @@ def test_loss_and_gradient_equal_trls(
     for group in groups:
         trainer.accumulate([group])
     result = trainer.step()
-    loss, gradients = trl_gradients(loss_type, entropy)
+    loss, gradients = trl_gradients(loss_type, entropy, epsilon=0.2, epsilon_high=0.28)
+    assert result.metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert gradient_distance(trainer._gradients.tensors, gradients) < 1e-5
+    assert 0 < result.metrics["clip_fraction"] < 1
+
+
+# trl bounds CISPO's weight above alone, by `epsilon_high` itself.
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (
+            {"kind": "gspo", "aggregation": "sample_mean", "clip_low": 0.02, "clip_high": 0.03},
+            {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
+        ),
+        (
+            {"kind": "grpo", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.28},
+            {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
+        ),
+        (
+            {"kind": "cispo", "aggregation": "token_mean", "clip_low": 1.0, "clip_high": 0.1},
+            {"loss_type": "cispo", "epsilon_high": 1.1},
+        ),
+    ],
+    ids=["gspo", "dapo", "cispo"],
+)
+def test_other_policy_terms_equal_trls(
+    settings, options, groups, trl_gradients, make_model, make_trainer, gradient_distance
+):
+    trainer = make_trainer(
+        reference=make_model(seed=1), temperature=TEMPERATURE, kl_coefficient=0.1, max_grad_norm=1e9, **settings
+    )
+    for group in groups:
+        trainer.accumulate([group])
+    result = trainer.step()
+    loss, gradients = trl_gradients(**options)
     assert result.metrics["loss"] == pytest.approx(loss, abs=1e-6)
     assert gradient_distance(trainer._gradients.tensors, gradients) < 1e-5
     assert 0 < result.metrics["clip_fraction"] < 1

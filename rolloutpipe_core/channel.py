@@ -1,4 +1,7 @@
-"""JSON messages over two pipes, each behind its length (4 bytes, big-endian): how pool and worker talk."""
+"""JSON messages over two pipes or a socket, each behind its length (4 bytes, big-endian).
+
+So talk the pool of verifiers and its workers, and the ranks of a trainer.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Channel:
         end = _end(limit_s)
         while rest:
             _wait(self._write_fd, select.POLLOUT, end)
-            # A pipe that polls as writable takes this much without blocking.
+            # A pipe that polls as writable takes this much without blocking; a socket must not block by itself.
             rest = rest[os.write(self._write_fd, rest[: select.PIPE_BUF]) :]
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any]:

@@ -1,0 +1,238 @@
+"""What goes wrong with real servers: killed, stopped, aborted, cut off, with other weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from rolloutpipe_components.rollout.engines.sglang.client import SglangClient
+from rolloutpipe_components.rollout.engines.sglang.deadlines import Deadlines
+from rolloutpipe_components.rollout.engines.sglang.engine import SglangEngine
+from rolloutpipe_components.rollout.engines.sglang.weights import Weights
+
+from rolloutpipe_core.config.models import EngineConfig, ModelConfig
+from rolloutpipe_core.domain import Completion, WeightVersion
+from rolloutpipe_core.errors import EngineFailure
+
+from .conftest import DEADLINES, Fleet, Version, kill, process_of, sample, scheduler_of, send, until
+
+LONG = {"max_new_tokens": 250, "temperature": 20.0}
+"""Nearly uniform: the walk's end is one id of 58."""
+GROUPS, K = 6, 8
+
+
+def check_whole(groups: Sequence[Sequence[Completion]], version: WeightVersion) -> None:
+    """Every sample there, once, by this version alone."""
+    assert [len(group) for group in groups] == [K] * len(groups)
+    assert {span.version for group in groups for each in group for span in each.spans} == {version}
+
+
+async def serve(engine: SglangEngine) -> list[asyncio.Task[list[Completion]]]:
+    """A round's groups, under way."""
+    calls = [asyncio.create_task(sample(engine, K, group, **LONG)) for group in range(GROUPS)]
+    await until(lambda: all(replica.in_flight for replica in engine.replicas))
+    await asyncio.sleep(0.1)
+    return calls
+
+
+def test_samples_of_a_killed_server_go_elsewhere_and_it_comes_back(fleet: Fleet, v0: Version) -> None:
+    before = set(Path("/dev/shm").glob("sglang_loads_*"))
+
+    async def scenario() -> list[list[Completion]]:
+        await fleet.load(v0)
+        first = fleet.engine.replicas[0]
+        pid = process_of(first)
+        calls = await serve(fleet.engine)
+        kill(first)
+        groups = await asyncio.gather(*calls)
+        await until(lambda: first.serving)
+        assert process_of(first) != pid
+        assert (await first.http.model_info(5)).weight_version == Weights(v0.version, v0.directory).tag
+        return groups
+
+    check_whole(fleet.run(scenario()), v0.version)
+    assert len(set(Path("/dev/shm").glob("sglang_loads_*")) - before) <= 1  # the new server's own
+
+
+def test_a_server_that_is_stopped_loses_its_samples_and_comes_back(fleet: Fleet, v0: Version, v1: Version) -> None:
+    async def scenario() -> list[list[Completion]]:
+        await fleet.load(v0)
+        first = fleet.engine.replicas[0]
+        pid = process_of(first)
+        calls = await serve(fleet.engine)
+        send(first, signal.SIGSTOP)
+        try:
+            groups = await asyncio.gather(*calls)
+            assert "no answer" in first.reason
+            await fleet.engine.load(v1.version, v1.directory)  # it misses a version meanwhile
+        finally:
+            send(first, signal.SIGCONT)
+        await until(lambda: first.serving)
+        assert process_of(first) == pid
+        assert first.held is not None
+        assert first.held.version == v1.version
+        check_whole(await asyncio.gather(*await serve(fleet.engine)), v1.version)
+        return groups
+
+    check_whole(fleet.run(scenario()), v0.version)
+
+
+def test_a_server_whose_scheduler_hangs_is_stalled(fleet: Fleet, v0: Version) -> None:
+    """Its HTTP side answers all the time."""
+
+    async def scenario() -> list[list[Completion]]:
+        await fleet.load(v0)
+        first = fleet.engine.replicas[0]
+        calls = await serve(fleet.engine)
+        scheduler = scheduler_of(first)
+        os.kill(scheduler, signal.SIGSTOP)
+        try:
+            groups = await asyncio.gather(*calls)
+            assert "have made no step" in first.reason
+        finally:
+            os.kill(scheduler, signal.SIGCONT)
+        await until(lambda: first.serving)
+        return groups
+
+    check_whole(fleet.run(scenario()), v0.version)
+
+
+def test_aborted_samples_are_sampled_again(fleet: Fleet, v0: Version) -> None:
+    async def scenario() -> list[list[Completion]]:
+        await fleet.load(v0)
+        calls = await serve(fleet.engine)
+        await fleet.engine.replicas[0].http.abort_all(5)
+        return await asyncio.gather(*calls)
+
+    check_whole(fleet.run(scenario()), v0.version)
+
+
+def test_a_sample_that_is_aborted_every_time_fails_its_group_with_the_reason(fleet: Fleet, v0: Version) -> None:
+    async def scenario() -> str:
+        await fleet.load(v0)
+        call = asyncio.create_task(sample(fleet.engine, 2, **LONG))
+        while not call.done():
+            await asyncio.gather(*(replica.http.abort_all(5) for replica in fleet.engine.replicas))
+        with pytest.raises(EngineFailure) as failure:
+            await call
+        return str(failure.value)
+
+    reason = fleet.run(scenario())
+    assert "a sample failed 3 times" in reason
+    assert "abort" in reason
+
+
+def test_a_server_that_went_back_to_old_weights_is_out_until_it_has_the_rounds(
+    fleet: Fleet, v0: Version, v1: Version
+) -> None:
+    async def scenario() -> list[list[Completion]]:
+        await fleet.load(v1)
+        first = fleet.engine.replicas[0]
+        old = Weights(v0.version, v0.directory)
+        stranger = SglangClient(first.http.url)
+        await stranger.update_weights(old.directory, old.tag, 30)
+        await stranger.close()
+        calls = [asyncio.create_task(sample(fleet.engine, K, group, max_new_tokens=24)) for group in range(GROUPS)]
+        groups = await asyncio.gather(*calls)
+        assert first.fence > 0
+        await until(lambda: first.serving)
+        assert (await first.http.model_info(5)).weight_version == Weights(v1.version, v1.directory).tag
+        return groups
+
+    check_whole(fleet.run(scenario()), v1.version)
+
+
+class CuttingProxy:
+    """Passes everything on to a server, but closes the connection on which one of the first answers comes."""
+
+    def __init__(self, url: str, cuts: int) -> None:
+        target = urlsplit(url)
+        self._host, self._port = target.hostname, target.port
+        self.cuts = cuts
+        self.answers = 0
+        self._samples: set[asyncio.StreamWriter] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.gather(self._ask(reader, up_writer, writer), self._answer(up_reader, writer))
+        for each in (writer, up_writer):
+            each.close()
+
+    async def _ask(self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, client: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if data.startswith(b"POST /generate "):
+                self._samples.add(client)
+            elif data.startswith((b"POST", b"GET")):
+                self._samples.discard(client)
+            up.write(data)
+            await up.drain()
+        up.close()
+
+    async def _answer(self, up: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while data := await up.read(65536):
+            if client in self._samples:
+                self.answers += 1
+                if 2 <= self.answers < 2 + self.cuts:
+                    raise ConnectionError  # the answer is lost
+            client.write(data)
+            await client.drain()
+        client.close()
+
+
+def test_answers_that_never_arrive_are_asked_for_again(fleet: Fleet, v0: Version) -> None:
+    """Fewer than K answers: the group waits until it has all."""
+
+    async def scenario() -> tuple[list[Completion], int]:
+        await fleet.load(v0)
+        proxy = CuttingProxy(fleet.urls[0], cuts=3)
+        async with proxy.listening() as url:
+            engine = SglangEngine(EngineConfig(kind="sglang", urls=(url,), slots=8), ModelConfig(path="-"), DEADLINES)
+            try:
+                await engine.load(v0.version, v0.directory)
+                return await sample(engine, K, max_new_tokens=24), proxy.answers
+            finally:
+                await engine.close()
+
+    completions, answers = fleet.run(scenario())
+    check_whole([completions], v0.version)
+    assert answers >= K + 3
+
+
+def test_without_any_server_the_reason_is_told_at_the_deadline(fleet: Fleet, v0: Version) -> None:
+    hasty = Deadlines(answer_s=6, load_s=30, start_s=30, stall_s=60, silent_s=2, probe_s=0.2)
+
+    async def scenario() -> str:
+        await fleet.load(v0)
+        second = fleet.engine.replicas[1]
+        config = EngineConfig(kind="sglang", urls=(second.http.url,), slots=8)
+        engine = SglangEngine(config, ModelConfig(path="unused"), hasty)
+        try:
+            await engine.load(v0.version, v0.directory)
+            call = asyncio.create_task(sample(engine, 2, **LONG))
+            await asyncio.sleep(0.05)
+            send(second, signal.SIGSTOP)
+            try:
+                with pytest.raises(EngineFailure) as failure:
+                    await call
+            finally:
+                send(second, signal.SIGCONT)
+        finally:
+            await engine.close()
+        return str(failure.value)
+
+    reason = fleet.run(scenario())
+    assert "2 of 2 samples have no answer after 6 s" in reason
+    assert "gave no answer; expected: one within 2 s" in reason

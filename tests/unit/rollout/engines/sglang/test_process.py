@@ -1,0 +1,84 @@
+"""What a server is started with, and what is swept after it. No server starts here."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+from rolloutpipe_components.rollout.engines.sglang.process import (
+    LaunchedServer,
+    LaunchPlan,
+    server_arguments,
+    server_environment,
+    sweep_shared_memory,
+)
+from rolloutpipe_components.rollout.engines.sglang.weights import Weights
+
+from rolloutpipe_core.config.models import EngineConfig, LaunchConfig, ModelConfig
+from rolloutpipe_core.domain import WeightVersion
+from rolloutpipe_core.errors import BadInput
+
+WEIGHTS = Weights(WeightVersion(2, "e" * 64), Path("/weights/ee"))
+
+
+def plan(tmp_path: Path, device: str = "cuda", **engine: object) -> LaunchPlan:
+    config = EngineConfig.model_validate({"kind": "sglang", "launch": {"replicas": 3}, "slots": 64, **engine})
+    return LaunchPlan.of(config, ModelConfig(path="m", dtype="bfloat16", device=device), tmp_path)
+
+
+def test_slots_are_shared_by_the_servers(tmp_path: Path) -> None:
+    assert plan(tmp_path).arguments == ("--device", "cuda", "--dtype", "bfloat16", "--max-running-requests", "22")
+
+
+def test_a_cpu_needs_backends_of_its_own(tmp_path: Path) -> None:
+    arguments = plan(tmp_path, device="cpu").arguments
+    assert arguments[:2] == ("--device", "cpu")
+    assert arguments[arguments.index("--attention-backend") + 1] == "torch_native"
+
+
+def test_priorities_are_the_servers_own_only_on_demand(tmp_path: Path) -> None:
+    assert "--enable-priority-scheduling" not in plan(tmp_path).arguments
+    assert {
+        "--enable-priority-scheduling",
+        "--schedule-low-priority-values-first",
+        "--disable-priority-preemption",
+    } <= set(plan(tmp_path, frontier_by="priority").arguments)
+
+
+def test_the_users_arguments_come_behind_ours_and_the_weights_last() -> None:
+    command = server_arguments(("--dtype", "float32"), ("--dtype", "float16"), WEIGHTS, 31000)
+    assert command.index("float32") < command.index("float16")
+    assert command[command.index("--model-path") + 1] == "/weights/ee"
+    assert command[command.index("--weight-version") + 1] == "v2@" + "e" * 64
+    assert command[-2:] == ["--port", "31000"]
+
+
+def test_no_credentials_go_to_a_server() -> None:
+    worker = {
+        "PATH": "/bin",
+        "ROLLOUTPIPE_REDIS_URL": "redis://:secret@host",
+        "ROLLOUTPIPE_S3_ENDPOINT": "http://host",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+    }
+    assert server_environment(worker, {"OMP_NUM_THREADS": "1"}) == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+
+
+def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
+    launch = LaunchConfig(python=str(tmp_path / "no-python"))
+    server = LaunchedServer(LaunchPlan(launch, (), tmp_path), "sglang-0")
+    with pytest.raises(BadInput, match="infra/sglang-cpu/install"):
+        server.start(WEIGHTS)
+    assert not server.running
+
+
+def test_only_what_nobody_uses_is_swept(tmp_path: Path) -> None:
+    used, left, other = tmp_path / "sglang_loads_a.shm", tmp_path / "sglang_loads_b.shm", tmp_path / "psm_c"
+    for path in (used, left, other):
+        path.write_bytes(b"\0" * 4096)
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        sweep_shared_memory(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([used, other])
+    sweep_shared_memory(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [other]

@@ -22,7 +22,7 @@ help:
 	@touch $@
 
 .venv/.installed-dev: $(sources)
-	@infra/setup/venv torch,math,local,dev
+	@infra/setup/venv torch,math,local,sglang,megatron,dev
 	@touch .venv/.installed-run $@
 
 setup: .venv/.installed-dev
@@ -47,5 +47,5 @@ format: setup
 	$(bin)/ruff format .
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-sglang .venv-sglang.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

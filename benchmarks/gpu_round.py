@@ -66,7 +66,8 @@ class Part:
 
     def receive(self) -> dict[str, Any]:
         """Its next line. Raises SystemExit when it has ended instead."""
-        if (line := self.lines.wait()) is None:
+        line: dict[str, Any] | None = self.lines.wait()
+        if line is None:
             raise SystemExit(f"{self.process.args!r} ended with status {self.process.wait()}")
         return line
 

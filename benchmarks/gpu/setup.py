@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.domain import WeightVersion
@@ -23,14 +23,21 @@ SLOTS = 64  # half of the round's requests
 PROMPT_TOKENS = 256
 DEADLINE_S = 570.0
 
-SIZES: dict[str, dict[str, int]] = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "head_dim": 128},
-    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "head_dim": 128},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 16, "head_dim": 8},
+
+class Size(NamedTuple):
+    hidden: int
+    intermediate: int
+    head_dim: int
+    layers: int
+    vocabulary: int
+
+
+SIZES = {
+    "0.6B": Size(1024, 3072, 128, 28, 151936),
+    "1.7B": Size(2048, 6144, 128, 28, 151936),
+    "tiny": Size(64, 128, 8, 2, 512),
 }
 """Qwen3-0.6B, Qwen3-1.7B, and one for a CPU."""
-DEPTHS = {"0.6B": (28, 151936), "1.7B": (28, 151936), "tiny": (2, 512)}
-"""(layers, vocabulary)"""
 
 
 def configure(device: str, schedule: str, new_tokens: int) -> RunConfig:
@@ -50,12 +57,23 @@ def configure(device: str, schedule: str, new_tokens: int) -> RunConfig:
 
 def write_model(size: str, device: str, folder: Path) -> int:
     """A Qwen3 with random bfloat16 weights: the work does not depend on them. Returns the number of parameters."""
-    layers, vocabulary = DEPTHS[size]
-    shape = {**SIZES[size], "num_hidden_layers": layers, "vocab_size": vocabulary, "num_key_value_heads": 8}
+    of = SIZES[size]
     torch.manual_seed(0)
-    config = Qwen3Config(**shape, tie_word_embeddings=True, eos_token_id=0, pad_token_id=0, bos_token_id=None)
+    config = Qwen3Config(
+        hidden_size=of.hidden,
+        intermediate_size=of.intermediate,
+        num_hidden_layers=of.layers,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=of.head_dim,
+        vocab_size=of.vocabulary,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -13,6 +13,8 @@ from rolloutpipe_core.local.state import STATE_FOLDER
 from rolloutpipe_core.service import CACHE, Service, Terminated, run_service
 
 if TYPE_CHECKING:
+    from rolloutpipe_core.ledger.rollout import RolloutLedger
+
     from .engine import Engine
     from .service import RolloutService
 
@@ -50,7 +52,7 @@ def main(service: Service) -> None:
         worker = f"{service.name}-{secrets.token_hex(3)}"
         ledger = RolloutLedger(client, worker, config.leases.lease_s, config.leases.max_attempts)
         tokenizer = PromptTokenizer(model, config.data)
-        engine = make_engine(service)
+        engine = make_engine(service, ledger)
         verifiers = VerifierPool(config.rewards)
         groups = GroupServer(config, ledger, service.store, engine, verifiers, tokenizer)
         parts = RolloutParts(
@@ -59,8 +61,8 @@ def main(service: Service) -> None:
         asyncio.run(_serve(RolloutService(parts)))
 
 
-def make_engine(service: Service) -> Engine:
-    """The configured engine; only its own libraries are imported."""
+def make_engine(service: Service, ledger: RolloutLedger) -> Engine:
+    """The configured engine; only its own libraries are imported. What goes wrong with its servers is in the ledger."""
     config = service.config
     if config.engine.kind == "sglang":
         from .engines.sglang.deadlines import Deadlines
@@ -68,7 +70,8 @@ def make_engine(service: Service) -> Engine:
 
         deadlines = Deadlines.of(config.engine, config.deadlines.engine_s)
         waiting = service.beacon.waiting
-        return SglangEngine(config.engine, config.model, deadlines, service.name, LOGS / config.run, waiting)
+        logs = LOGS / config.run
+        return SglangEngine(config.engine, config.model, deadlines, service.name, logs, waiting, ledger.note)
     import torch
 
     from .engines.torch import TorchEngine

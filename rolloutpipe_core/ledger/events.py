@@ -114,6 +114,14 @@ class RunMoved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineNoted(Event):
+    """A server of the worker's engine went out of service or came back, or an answer of it was of no use, and why."""
+
+    server: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectsMoved(Event):
     """Object sets go: `retired` (no new pins), then `deleted`, or `kept` after all; orphans are `swept`."""
 
@@ -191,6 +199,8 @@ def parse_event(id: str, fields: Mapping[str, str]) -> Event:
             return RoleTaken(id, at_ms, actor, fields["role"], int(fields["epoch"]))
         case "run":
             return RunMoved(id, at_ms, actor, fields["to"], fields.get("reason", ""))
+        case "engine":
+            return EngineNoted(id, at_ms, actor, fields["server"], fields["what"])
         case "retention":
             sets = tuple(fields["sets"].split())
             return ObjectsMoved(id, at_ms, actor, fields["phase"], sets, int(fields["objects"]), int(fields["bytes"]))

@@ -142,6 +142,10 @@ class RolloutLedger:
         """The worker stops in good order: the group is deferred again, however many attempts it had."""
         self._release(lease.group, lease.nonce, reason, max_attempts=sys.maxsize)
 
+    def note(self, server: str, what: str) -> None:
+        """Tell the history what a server of this worker's engine did. Raises LedgerRefused when there is no such run."""
+        self.client.call("noted", [self._keys.run, self._keys.ledger], [self.worker, server, what])
+
     def renew(self, round: int, leases: Sequence[Lease]) -> list[str]:
         """Extend leases; returns the groups whose lease is lost."""
         if not leases:

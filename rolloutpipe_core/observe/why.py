@@ -13,6 +13,7 @@ from rolloutpipe_core.domain import ENDED_STATES, GroupState, parse_group_id
 from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.ledger.events import (
     AnnouncementRefused,
+    EngineNoted,
     Event,
     GroupMoved,
     RoundMoved,
@@ -70,7 +71,7 @@ def history_view(history: GroupHistory) -> Table:
 
 
 def _own_events(events: Iterable[Event], group: str) -> tuple[list[Event], GroupMoved | None]:
-    """Events about the group, about its update while it is in one, and about its round's end."""
+    """Events about the group, its worker's engine while it is there, its update while it is in one, its round's end."""
     round = parse_group_id(group)[0]
     own: list[Event] = []
     last: GroupMoved | None = None
@@ -81,6 +82,8 @@ def _own_events(events: Iterable[Event], group: str) -> tuple[list[Event], Group
                 last, update = event, event.details.get("update", "")
                 own.append(event)
             case AnnouncementRefused(group=refused) if refused == group:
+                own.append(event)
+            case EngineNoted() if last and last.after is GroupState.ADMITTED and last.actor == event.actor:
                 own.append(event)
             case UpdateSealed() | UpdateStepped() if event.round == round and str(event.update) == update:
                 own.append(event)
@@ -95,6 +98,8 @@ def _words(event: Event) -> str:
             return _moved(event)
         case AnnouncementRefused():
             return f"an announcement of attempt {event.attempt} was put aside: {event.reason}"
+        case EngineNoted():
+            return f"{event.server}: {event.what}"
         case UpdateSealed():
             return (
                 f"update {event.update} is final: {event.groups} groups, {event.samples} samples, {event.tokens} tokens"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from rolloutpipe_core.channel import Channel
 from rolloutpipe_core.config.models import RewardConfig
 from rolloutpipe_core.domain import Prompt
 from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.local import leash
-from rolloutpipe_core.channel import Channel
 from rolloutpipe_core.rewards.score import Score
 
 ANSWER_LIMIT_S = 60.0

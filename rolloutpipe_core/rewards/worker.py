@@ -19,8 +19,8 @@ import traceback
 from importlib import import_module
 from numbers import Real
 
-from rolloutpipe_core.domain import Prompt
 from rolloutpipe_core.channel import Channel
+from rolloutpipe_core.domain import Prompt
 from rolloutpipe_core.rewards.score import Score, Verifier
 
 BUILT_IN = {

@@ -30,7 +30,7 @@ from .failures import Broken, Lost, Refused, Unreachable, Unusable, WrongVersion
 from .fleet import Fleet
 from .model_facts import ModelFacts, read_facts
 from .process import LaunchedServer, LaunchPlan
-from .replica import Replica, Waiting
+from .replica import Note, Replica, Waiting
 from .routing import SHARED_PROMPT_TOKENS
 from .weights import Weights
 
@@ -69,14 +69,16 @@ class SglangEngine:
         name: str = "sglang",
         logs: Path = Path(),
         waiting: Waiting = lambda _what, _deadline_s: nullcontext(),
+        note: Note = lambda _server, _what: None,
     ) -> None:
         """Servers are started by the first `load`, which must then run in the main thread.
 
-        `name` and `logs` are those of started servers; `waiting` shows a server that is out.
+        `name` and `logs` are those of started servers; `waiting` shows a server that is out; `note` takes
+        what goes wrong with one, for the history.
         """
         self._config = engine
         self._deadlines = deadlines
-        replicas = _replicas(engine, model, deadlines, name, logs, waiting)
+        replicas = _replicas(engine, model, deadlines, name, logs, waiting, note)
         unlimited = engine.frontier_by == "priority"
         self._admission = Admission(replicas, None if unlimited else -(-engine.slots // len(replicas)))
         self._fleet = Fleet(replicas, deadlines, self._admission.dispatch)
@@ -171,6 +173,7 @@ class SglangEngine:
             except (Refused, Unusable) as failure:
                 useless.append(f"{replica.name}: {failure}")
                 log.warning("a sample is tried again: %s: %s", replica.name, failure)
+                replica.note(f"a sample is tried again: {failure}")
             finally:
                 self._admission.leave(replica)
         raise EngineFailure(f"a sample failed {SAMPLE_TRIES} times", given="; ".join(useless))
@@ -231,13 +234,13 @@ async def _abort(replica: Replica, rid: str) -> None:
 
 
 def _replicas(
-    engine: EngineConfig, model: ModelConfig, deadlines: Deadlines, name: str, logs: Path, waiting: Waiting
+    engine: EngineConfig, model: ModelConfig, deadlines: Deadlines, name: str, logs: Path, waiting: Waiting, note: Note
 ) -> list[Replica]:
     if engine.launch is None:
-        return [Replica(url, deadlines, waiting, url, None) for url in engine.urls]
+        return [Replica(url, deadlines, waiting, note, url, None) for url in engine.urls]
     plan = LaunchPlan.of(engine, model, logs)
     names = [f"{name}-sglang-{index}" for index in range(engine.launch.replicas)]
-    return [Replica(each, deadlines, waiting, None, LaunchedServer(plan, each)) for each in names]
+    return [Replica(each, deadlines, waiting, note, None, LaunchedServer(plan, each)) for each in names]
 
 
 def _closed() -> EngineFailure:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from rolloutpipe_core.errors import EngineFailure
+from rolloutpipe_core.errors import EngineFailure, RolloutPipeError
 
 from .answers import Generated, ServerInfo
 from .client import SglangClient
@@ -24,13 +24,15 @@ READY_POLL_S = 0.25
 
 Waiting = Callable[[str, float], AbstractContextManager[object]]
 """Shows a wait, with its deadline in seconds, while the block runs: `Beacon.waiting`."""
+Note = Callable[[str, str], None]
+"""Takes what a server did, by its name, for the history: `RolloutLedger.note`."""
 
 
 class Replica:
     """State of one server. `serving` is what admission asks; everything that a server says arrives here."""
 
     def __init__(
-        self, name: str, deadlines: Deadlines, waiting: Waiting, url: str | None, server: LaunchedServer | None
+        self, name: str, deadlines: Deadlines, waiting: Waiting, note: Note, url: str | None, server: LaunchedServer | None
     ) -> None:
         """Either the URL of a server that runs, or one that we start."""
         self.name = name
@@ -51,6 +53,8 @@ class Replica:
         self._pulse: tuple[float, ...] = ()
         self._requests: set[asyncio.Task[Generated]] = set()
         self._waiting = waiting
+        self._note = note
+        self._noted_out = False
         self._shown = ExitStack()
 
     def __str__(self) -> str:
@@ -63,6 +67,13 @@ class Replica:
         if self.client is None:
             raise Unreachable(f"{self.name} does not run")
         return self.client
+
+    def note(self, what: str) -> None:
+        """Tell the history. The engine goes on without, too."""
+        try:
+            self._note(self.name, what)
+        except RolloutPipeError as error:
+            log.warning("not in the ledger: %s: %s: %s", self.name, what, error)
 
     def take_in(self) -> None:
         if self.in_flight == 0:
@@ -92,6 +103,8 @@ class Replica:
         self.fence += 1
         if self.serving or reason != self.reason:
             log.warning("%s is out: %s", self.name, reason)
+            self.note(f"out of service: {reason}")
+            self._noted_out = True
             self._shown.close()
             self._shown.enter_context(self._waiting(f"{self.name} to serve again: {reason}", self.deadlines.answer_s))
         self.serving, self.reason = False, reason
@@ -107,6 +120,9 @@ class Replica:
         """It serves `held`."""
         if not self.serving:
             log.info("%s serves %s", self.name, self.held and self.held.version)
+        if self._noted_out:
+            self.note(f"serves {self.held and self.held.version} again")
+            self._noted_out = False
         self.serving, self.reason = True, ""
         self._shown.close()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from rolloutpipe_components.trainer.batch import make_batch
 from rolloutpipe_components.trainer.intake import FETCHERS, Intake, RoundFacts
+from rolloutpipe_components.trainer.rank import read_group
 from rolloutpipe_components.trainer.service import READ_AHEAD
 
 from rolloutpipe_core.config.connections import Connections
@@ -32,7 +34,7 @@ def receive_groups(
     ledger = TrainerLedger.take_role(client, "bench", 0)
     size = config.schedule.samples_per_group
     tensors: dict[str, int] = {}
-    with Intake(ledger, store, max_rejections=0, ahead=READ_AHEAD, by_index=False) as intake:
+    with Intake(ledger, partial(read_group, store), max_rejections=0, ahead=READ_AHEAD, by_index=False) as intake:
         intake.begin_round(RoundFacts(config.run, 1, 0, version, size, VOCABULARY))
         while len(tensors) < config.schedule.groups_per_round:
             ready = intake.collect().ready

@@ -42,20 +42,24 @@ def make_batch(
     length = max(sample.tokens for sample in samples)
     input_ids = np.zeros((len(samples), length), dtype=np.int64)
     predicts = np.zeros((len(samples), length), dtype=bool)
-    targets, engine, advantages, weights, rows = [], [], [], [], []
+    targets, engine = [], []
+    counts = np.zeros(len(samples), dtype=np.int64)
     for row, sample in enumerate(samples):
         prompt = len(sample.prompt_ids)
         if prompt == 0:
             raise BadInput("a sample without prompt tokens", given=f"sample {sample.index}", expected="at least one")
         trained = sample.loss_mask.astype(bool)
-        count = int(trained.sum())
-        input_ids[row, : sample.tokens] = np.concatenate([sample.prompt_ids, sample.response_ids])
+        input_ids[row, :prompt] = sample.prompt_ids
+        input_ids[row, prompt : sample.tokens] = sample.response_ids
         predicts[row, prompt - 1 : sample.tokens - 1] = trained
         targets.append(sample.response_ids[trained])
         engine.append(sample.behavior_logprobs[trained])
-        advantages.append(np.full(count, sample.advantage))
-        weights.append(np.full(count, token_weight(aggregation, count)))
-        rows.append(np.full(count, row))
+        counts[row] = len(targets[-1])
+    advantages = np.array([sample.advantage for sample in samples])
+    weights = np.array([token_weight(aggregation, int(count)) for count in counts])
+
+    def of_each_token(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.repeat(values, counts), dtype=dtype, device=device)
 
     def joined(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.concatenate(parts), dtype=dtype, device=device)
@@ -65,7 +69,7 @@ def make_batch(
         predicts=torch.as_tensor(predicts, device=device),
         targets=joined(targets, torch.int64),
         engine_logprobs=joined(engine, dtype),
-        advantages=joined(advantages, dtype),
-        weights=joined(weights, dtype),
-        rows=joined(rows, torch.int64),
+        advantages=of_each_token(advantages, dtype),
+        weights=of_each_token(weights, dtype),
+        rows=of_each_token(np.arange(len(samples)), torch.int64),
     )

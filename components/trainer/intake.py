@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rolloutpipe_core.domain import Group, GroupRef, GroupState, WeightVersion
 from rolloutpipe_core.errors import Damaged
@@ -194,6 +195,7 @@ class Intake:
                 if entries := self._ledger.read(after):
                     after = entries[-1].entry
                     self._enter(entries)
+                self._wait_for_fetchers()
                 self._ledger.wait_for_entries(after, POLL_MS)  # returns at once when there are more
         except Exception as error:  # whatever ends the thread must end the trainer's wait, too
             self._error = error
@@ -209,6 +211,16 @@ class Intake:
                 else:
                     log.warning("an entry of the FIFO is not ours, and is passed over: %s", entry)
         self._tell()
+
+    def _wait_for_fetchers(self) -> None:
+        """Return when they are about to run out of work: entries are cheaper to read when several have come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped.is_set() or not self._have_work(), POLL_MS / 1000)
+
+    def _have_work(self) -> bool:
+        if self._facts is None:
+            return False
+        return len(list(islice(self._line.waiting(self._facts.round), FETCHERS))) == FETCHERS
 
     def _tell(self) -> None:
         with self._changed:

@@ -75,13 +75,18 @@ class ReadAhead:
         """Those that are in memory, or may be."""
         return list(islice(self._line, self._ahead))
 
-    def begin_next(self, last_round: int) -> Arrival | None:
-        """The first in the line that is to be fetched now, marked as begun; those of later rounds wait."""
-        for arrival in self.held():
+    def waiting(self, last_round: int) -> Iterator[Arrival]:
+        """Those that are to be fetched now, first of the line first; those of later rounds wait."""
+        for arrival in islice(self._line, self._ahead):
             if not arrival.begun and arrival.announced.ref.round <= last_round:
-                arrival.begun = True
-                return arrival
-        return None
+                yield arrival
+
+    def begin_next(self, last_round: int) -> Arrival | None:
+        """The first that is to be fetched now, marked as begun."""
+        arrival = next(self.waiting(last_round), None)
+        if arrival is not None:
+            arrival.begun = True
+        return arrival
 
     def finish(self, arrival: Arrival, verdict: Verdict) -> None:
         """Keep what came out, unless the group was pushed out meanwhile."""

@@ -45,7 +45,9 @@ def test_no_more_than_the_first_of_the_line_are_fetched_until_they_are_taken() -
     line = ReadAhead(ahead=2, by_index=False)
     for index in (5, 3, 4):
         line.add(announced(index))
+    assert indices(list(line.waiting(last_round=0))) == [5, 3]
     assert fetch_all(line) == [5, 3], "as they were announced"
+    assert not list(line.waiting(last_round=0)), "the third has no room yet"
     line.remove({arrival for arrival in line if arrival.announced.ref.index == 5})
     assert fetch_all(line) == [4]
 

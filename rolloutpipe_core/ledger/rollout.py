@@ -143,7 +143,7 @@ class RolloutLedger:
         self._release(lease.group, lease.nonce, reason, max_attempts=sys.maxsize)
 
     def note(self, server: str, what: str) -> None:
-        """Tell the history what a server of this worker's engine did. Raises LedgerRefused when there is no such run."""
+        """Tell the history what a server of this worker's engine did. Raises LedgerRefused without such a run."""
         self.client.call("noted", [self._keys.run, self._keys.ledger], [self.worker, server, what])
 
     def renew(self, round: int, leases: Sequence[Lease]) -> list[str]:

@@ -14,6 +14,7 @@ from rolloutpipe_core.config.connections import RedisConnection
 from rolloutpipe_core.domain import GroupState
 from rolloutpipe_core.errors import BadInput, LedgerRefused, RedisUnavailable
 from rolloutpipe_core.ledger.client import LedgerClient
+from rolloutpipe_core.ledger.events import EngineNoted
 from rolloutpipe_core.ledger.keys import RunKeys
 from rolloutpipe_core.ledger.trainer import Drained
 from rolloutpipe_core.local.process import ServerProcess, free_ports
@@ -49,12 +50,30 @@ def test_a_call_whose_answer_was_lost_is_made_again_and_changes_nothing_more(
         assert found[key] == expected[key], key
 
 
+def test_what_a_server_of_the_engine_did_is_noted_until_it_says_the_same_again(hand: HandRun) -> None:
+    out, again = "out of service: killed", "serves v0 again"
+    for server, what in (("a", out), ("a", out), ("b", out), ("a", again), ("b", out), ("a", out)):
+        hand.rollout.note(server, what)
+    noted = [event for event in hand.reader.events() if isinstance(event, EngineNoted)]
+    assert [(note.server, note.what) for note in noted] == [("a", out), ("b", out), ("a", again), ("a", out)]
+    assert {note.actor for note in noted} == {hand.rollout.worker}
+
+
+def test_nothing_is_noted_in_a_redis_that_lost_the_run(hand: HandRun) -> None:
+    hand.client.redis.delete(hand.client.keys.run, hand.client.keys.ledger)
+    with pytest.raises(LedgerRefused, match="no such run"):
+        hand.rollout.note("a", "out of service: killed")
+    assert not hand.client.redis.exists(hand.client.keys.ledger)
+
+
 def whole_round(hand: HandRun) -> int:
     """Every call that the services make in a round, and how many these are at least."""
     rollout, trainer = hand.rollout, hand.take_role()
     hand.open()
     assert rollout.give_up(hand.admit(0), "the engine broke") == GroupState.DEFERRED
     rollout.hand_back(hand.admit(1), "the worker stopped")
+    rollout.note("server-a", "out of service: killed")
+    rollout.note("server-a", "serves v0 again")
     for outcome in (GroupState.DEFERRED, GroupState.DEFERRED, GroupState.FAILED):
         assert rollout.give_up(hand.admit(2), "the engine broke") == outcome
     for index in (3, 1):

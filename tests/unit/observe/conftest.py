@@ -10,6 +10,7 @@ import pytest
 from rolloutpipe_core.domain import GroupState, RoundState, WeightVersion, parse_group_id
 from rolloutpipe_core.ledger.events import (
     AnnouncementRefused,
+    EngineNoted,
     Event,
     GroupMoved,
     RoleTaken,
@@ -139,6 +140,9 @@ class History:
 
     def run(self, at_s: float, after: str, reason: str = "") -> None:
         self.events.append(RunMoved(*self._stamp(at_s, "cli"), after, reason))
+
+    def noted(self, at_s: float, actor: str, server: str, what: str) -> None:
+        self.events.append(EngineNoted(*self._stamp(at_s, actor), server, what))
 
     def refused(self, at_s: float, group: str, attempt: int, reason: str) -> None:
         stamp = self._stamp(at_s, "trainer-1")

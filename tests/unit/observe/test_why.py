@@ -44,6 +44,19 @@ def test_a_group_that_was_trained_with_its_second_attempt(history):
     ]
 
 
+def test_what_its_workers_engine_did_is_told_while_the_group_was_there(history):
+    history.open(0, 0)
+    history.group(0, GROUP, GroupState.DEFERRED, 0)
+    history.noted(0.5, "worker-a", "server-0", "out of service: before it was admitted")
+    history.group(1, GROUP, GroupState.ADMITTED)
+    history.noted(2, "worker-a", "server-0", "out of service: killed")
+    history.noted(2, "worker-b", "server-7", "out of service: another's")
+    history.group(3, GROUP, GroupState.SERVING_COMPLETE)
+    history.noted(4, "worker-a", "server-0", "serves v0 again")
+    told = [step.words for step in group_history(history.events, GROUP).steps]
+    assert told[2:-1] == ["server-0: out of service: killed"]
+
+
 @pytest.mark.parametrize("state", [GroupState.FILTERED, GroupState.FAILED, GroupState.REJECTED])
 def test_an_end_names_its_reason(history, state):
     history.group(0, GROUP, GroupState.DEFERRED, 0)

@@ -32,7 +32,13 @@ class Replica:
     """State of one server. `serving` is what admission asks; everything that a server says arrives here."""
 
     def __init__(
-        self, name: str, deadlines: Deadlines, waiting: Waiting, note: Note, url: str | None, server: LaunchedServer | None
+        self,
+        name: str,
+        deadlines: Deadlines,
+        waiting: Waiting,
+        note: Note,
+        url: str | None,
+        server: LaunchedServer | None,
     ) -> None:
         """Either the URL of a server that runs, or one that we start."""
         self.name = name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from rolloutpipe_components.rollout.engines.sglang.deadlines import Deadlines
 from rolloutpipe_components.rollout.engines.sglang.engine import SglangEngine
-from rolloutpipe_components.rollout.engines.sglang.replica import Replica
+from rolloutpipe_components.rollout.engines.sglang.replica import Note, Replica
 
 from rolloutpipe_core.config.models import EngineConfig, ModelConfig, SamplingConfig
 from rolloutpipe_core.domain import Completion, WeightVersion
@@ -22,7 +22,6 @@ from rolloutpipe_core.noise import sample_seed
 from rolloutpipe_core.store.canonical import sha256_hex
 from rolloutpipe_core.store.directories import describe_directory
 
-ROOT = Path(__file__).resolve().parents[4]
 T = TypeVar("T")
 
 SLOTS = 8
@@ -36,17 +35,6 @@ DEADLINES = Deadlines(answer_s=360, load_s=60, start_s=300, stall_s=10, silent_s
 PROMPT = [5, 9, 14, 20, 7, 11]
 DEADLINE_S = 400.0
 """Of a test's own waits; only a failing test reaches it."""
-
-
-@pytest.fixture(scope="session")
-def sglang_python() -> Path:
-    """The interpreter of an environment with SGLang; made when it is missing, which takes about a minute."""
-    target = ROOT / ".venv-sglang"
-    result = subprocess.run(
-        [ROOT / "infra" / "sglang-cpu" / "install", target], capture_output=True, text=True, timeout=540
-    )
-    assert result.returncode == 0, f"infra/sglang-cpu/install {target} failed:\n{result.stderr}"
-    return target / "bin" / "python"
 
 
 @dataclass(frozen=True)
@@ -74,9 +62,12 @@ def v1(next_walk_model: Path) -> Version:
 class Fleet:
     """The shared servers, and the loop in which the engine that started them lives."""
 
-    def __init__(self, engine: SglangEngine, runner: asyncio.Runner) -> None:
-        self.engine = engine
+    def __init__(self, config: EngineConfig, logs: Path, runner: asyncio.Runner) -> None:
+        self.notes: list[str] = []
+        self.note: Note = lambda server, what: self.notes.append(f"{server}: {what}")
         self._runner = runner
+        note: Note = lambda server, what: self.note(server, what)  # noqa: E731 - whatever it is by then
+        self.engine = SglangEngine(config, ModelConfig(path="unused"), DEADLINES, "test", logs, note=note)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """A wait that nobody ends fails the test instead of hanging it."""
@@ -88,6 +79,22 @@ class Fleet:
         await self.engine.load(version.version, version.directory)
         await until(lambda: all(replica.serving for replica in self.engine.replicas))
 
+    @asynccontextmanager
+    async def lent(self, version: Version) -> AsyncIterator[tuple[str, ...]]:
+        """The servers' URLs, for an engine of the test's own that changes their weights: nobody else looks after them.
+
+        Afterwards they get `version`.
+        """
+        kept, fleet = self.engine._fleet._keepers, self.engine._fleet
+        fleet._keepers = []
+        for keeper in kept:
+            keeper.cancel()
+        await asyncio.gather(*kept, return_exceptions=True)
+        try:
+            yield self.urls
+        finally:
+            await self.load(version)
+
     @property
     def urls(self) -> tuple[str, ...]:
         return tuple(replica.http.url for replica in self.engine.replicas)
@@ -97,14 +104,13 @@ class Fleet:
 def fleet(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory, v0: Version) -> Iterator[Fleet]:
     launch = {"replicas": 2, "python": str(sglang_python), "arguments": ARGUMENTS}
     config = EngineConfig.model_validate({"kind": "sglang", "launch": launch, "slots": 2 * SLOTS})
-    engine = SglangEngine(config, ModelConfig(path="unused"), DEADLINES, "test", tmp_path_factory.mktemp("sglang"))
     with asyncio.Runner() as runner:
-        fleet = Fleet(engine, runner)
+        fleet = Fleet(config, tmp_path_factory.mktemp("sglang"), runner)
         try:
             fleet.run(fleet.load(v0))
             yield fleet
         finally:
-            runner.run(engine.close())
+            runner.run(fleet.engine.close())
 
 
 def seeds(count: int, group: int = 0) -> list[int]:

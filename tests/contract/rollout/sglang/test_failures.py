@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import pytest
 from rolloutpipe_components.rollout.engines.sglang.client import SglangClient
@@ -21,10 +20,12 @@ from rolloutpipe_core.domain import Completion, WeightVersion
 from rolloutpipe_core.errors import EngineFailure
 
 from .conftest import DEADLINES, Fleet, Version, kill, process_of, sample, scheduler_of, send, until
+from .proxy import Proxy
 
 LONG = {"max_new_tokens": 250, "temperature": 20.0}
 """Nearly uniform: the walk's end is one id of 58."""
 GROUPS, K = 6, 8
+UNUSED = ModelConfig(path="unused")
 
 
 def check_whole(groups: Sequence[Sequence[Completion]], version: WeightVersion) -> None:
@@ -148,67 +149,62 @@ def test_a_server_that_went_back_to_old_weights_is_out_until_it_has_the_rounds(
     check_whole(fleet.run(scenario()), v1.version)
 
 
-class CuttingProxy:
-    """Passes everything on to a server, but closes the connection on which one of the first answers comes."""
-
-    def __init__(self, url: str, cuts: int) -> None:
-        target = urlsplit(url)
-        self._host, self._port = target.hostname, target.port
-        self.cuts = cuts
-        self.answers = 0
-        self._samples: set[asyncio.StreamWriter] = set()
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        async with server:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
-        with suppress(ConnectionError, asyncio.CancelledError):
-            await asyncio.gather(self._ask(reader, up_writer, writer), self._answer(up_reader, writer))
-        for each in (writer, up_writer):
-            each.close()
-
-    async def _ask(self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, client: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            if data.startswith(b"POST /generate "):
-                self._samples.add(client)
-            elif data.startswith((b"POST", b"GET")):
-                self._samples.discard(client)
-            up.write(data)
-            await up.drain()
-        up.close()
-
-    async def _answer(self, up: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        while data := await up.read(65536):
-            if client in self._samples:
-                self.answers += 1
-                if 2 <= self.answers < 2 + self.cuts:
-                    raise ConnectionError  # the answer is lost
-            client.write(data)
-            await client.drain()
-        client.close()
-
-
 def test_answers_that_never_arrive_are_asked_for_again(fleet: Fleet, v0: Version) -> None:
     """Fewer than K answers: the group waits until it has all."""
+    answers: list[str] = []
 
-    async def scenario() -> tuple[list[Completion], int]:
+    def answer(path: str, message: dict[str, Any]) -> dict[str, Any] | None:
+        if path == "/generate":
+            answers.append(path)
+        return None if path == "/generate" and 2 <= len(answers) < 5 else message
+
+    async def scenario() -> list[Completion]:
         await fleet.load(v0)
-        proxy = CuttingProxy(fleet.urls[0], cuts=3)
-        async with proxy.listening() as url:
-            engine = SglangEngine(EngineConfig(kind="sglang", urls=(url,), slots=8), ModelConfig(path="-"), DEADLINES)
+        async with Proxy(fleet.urls[0], answer=answer).listening() as url:
+            engine = SglangEngine(EngineConfig(kind="sglang", urls=(url,), slots=8), UNUSED, DEADLINES)
             try:
                 await engine.load(v0.version, v0.directory)
-                return await sample(engine, K, max_new_tokens=24), proxy.answers
+                return await sample(engine, K, max_new_tokens=24)
             finally:
                 await engine.close()
 
-    completions, answers = fleet.run(scenario())
-    check_whole([completions], v0.version)
-    assert answers >= K + 3
+    check_whole([fleet.run(scenario())], v0.version)
+    assert len(answers) >= K + 3
+
+
+def test_a_server_that_tells_the_last_tokens_version_alone_is_believed_while_it_is_fenced(
+    fleet: Fleet, v0: Version
+) -> None:
+    """A real server whose spans are taken out; then one whose connection breaks while it has samples in flight.
+
+    What it answers after that may come from other weights, and is sampled again.
+    """
+    notes: list[str] = []
+    breaks: Iterator[bool] = iter(())
+
+    def answer(path: str, message: dict[str, Any]) -> dict[str, Any] | None:
+        if path != "/generate":
+            return message
+        assert message["meta_info"]["weight_version"] == message["meta_info"].pop("weight_versions")[-1]["version"]
+        return None if next(breaks, False) else message
+
+    async def scenario() -> tuple[list[Completion], list[Completion]]:
+        nonlocal breaks
+        await fleet.load(v0)
+        async with Proxy(fleet.urls[0], answer=answer).listening() as url:
+            config = EngineConfig(kind="sglang", urls=(url,), slots=16)
+            engine = SglangEngine(config, UNUSED, DEADLINES, note=lambda _server, what: notes.append(what))
+            try:
+                await engine.load(v0.version, v0.directory)
+                fenced = await sample(engine, K, max_new_tokens=24)
+                assert notes == []
+                breaks = iter([True])
+                return fenced, await sample(engine, K, **LONG)
+            finally:
+                await engine.close()
+
+    check_whole(fleet.run(scenario()), v0.version)
+    assert any("the server reports no spans" in note for note in notes)
 
 
 def test_without_any_server_the_reason_is_told_at_the_deadline(fleet: Fleet, v0: Version) -> None:
@@ -218,7 +214,7 @@ def test_without_any_server_the_reason_is_told_at_the_deadline(fleet: Fleet, v0:
         await fleet.load(v0)
         second = fleet.engine.replicas[1]
         config = EngineConfig(kind="sglang", urls=(second.http.url,), slots=8)
-        engine = SglangEngine(config, ModelConfig(path="unused"), hasty)
+        engine = SglangEngine(config, UNUSED, hasty)
         try:
             await engine.load(v0.version, v0.directory)
             call = asyncio.create_task(sample(engine, 2, **LONG))

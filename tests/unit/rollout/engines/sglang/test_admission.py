@@ -14,7 +14,7 @@ DEADLINES = Deadlines(answer_s=60, load_s=30, start_s=60, stall_s=60)
 
 
 def replica(name: str) -> Replica:
-    made = Replica(name, DEADLINES, lambda _what, _deadline_s: nullcontext(), None, None)
+    made = Replica(name, DEADLINES, lambda _what, _deadline_s: nullcontext(), lambda _server, _what: None, None, None)
     made.serving = True
     return made
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ REDIS_SERVER = shutil.which("redis-server")
 REDIS_SERVER_REQUIRED = os.environ.get("ROLLOUTPIPE_REQUIRE_REDIS_SERVER") == "1"
 REDIS_SERVERS = ("valkey", "redis7") if REDIS_SERVER or REDIS_SERVER_REQUIRED else ("valkey",)
 BUCKET = "rolloutpipe-tests"
+ROOT = Path(__file__).resolve().parents[1]
 VERSION = WeightVersion(12, "ab" * 32)
 
 
@@ -68,6 +70,17 @@ def redis_client(redis_server: RedisConnection) -> Iterator[redis.Redis]:
     client = redis_server.client()
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The interpreter of an environment with SGLang; made when it is missing, which takes about a minute."""
+    target = ROOT / ".venv-sglang"
+    result = subprocess.run(
+        [ROOT / "infra" / "sglang-cpu" / "install", target], capture_output=True, text=True, timeout=540
+    )
+    assert result.returncode == 0, f"infra/sglang-cpu/install {target} failed:\n{result.stderr}"
+    return target / "bin" / "python"
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,11 @@ class Process:
     def succeed(self, timeout_s: float = 300) -> None:
         assert self.finish(timeout_s) == 0, self.text()
 
+    def children(self) -> list[int]:
+        """Ids of the processes it started, oldest first."""
+        pid = self.popen.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.popen.send_signal(number)
         return self.finish(30)

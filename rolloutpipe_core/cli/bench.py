@@ -1,4 +1,4 @@
-"""`bench engine`, `bench schedules`, `bench handoff`, `bench frontier`."""
+"""`bench engine`, `bench schedules`, `bench handoff`, `bench frontier`, `bench stack`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ def handoff(context: typer.Context) -> None:
 def frontier(context: typer.Context) -> None:
     """Measure frontier-group dispatch over SGLang servers, by admission and by their priorities; see `-- --help`."""
     _become("rolloutpipe_benchmarks.sglang_frontier", context)
+
+
+@app.command(context_settings=PASSED_ON)
+def stack(context: typer.Context) -> None:
+    """Measure rollout over an SGLang server beside a bare client of it; `-- --help` lists what the benchmark takes."""
+    _become("rolloutpipe_benchmarks.stack", context)
 
 
 def _become(module: str, context: typer.Context) -> None:

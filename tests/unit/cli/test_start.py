@@ -16,7 +16,7 @@ from rolloutpipe_core.errors import Fenced
 
 SCHEDULES, SHOW = "rolloutpipe_benchmarks.schedules", "rolloutpipe_benchmarks.schedules.show"
 FIGURE = "rolloutpipe_benchmarks.schedules.figure"
-HANDOFF = "rolloutpipe_benchmarks.handoff"
+HANDOFF, STACK = "rolloutpipe_benchmarks.handoff", "rolloutpipe_benchmarks.stack"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,8 @@ HANDOFF = "rolloutpipe_benchmarks.handoff"
         [SCHEDULES, "--regime", "easy"],
         [HANDOFF, "--json", "none/handoff.json"],
         [HANDOFF, "--markdown", "."],
+        [STACK, "--json", "none/stack.json"],
+        [STACK, "--python", "none/python"],
         ["rolloutpipe_components.rollout.bench", "--json", "none/engine.json"],
         [SHOW, "none.json"],
         [SHOW, "other.json"],

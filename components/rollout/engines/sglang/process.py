@@ -62,7 +62,8 @@ def _arguments(engine: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
     arguments = ["--device", device, "--dtype", model.dtype, "--max-running-requests", str(slots)]
     if device == "cpu":
         arguments += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
-        arguments += ["--disable-custom-all-reduce"]
+        # Its scheduler would else turn in an empty loop between two requests, on a core that others need.
+        arguments += ["--disable-custom-all-reduce", "--sleep-on-idle"]
     if engine.frontier_by == "priority":
         # Without preemption: it would drop the cache of a sample that a retried group overtakes.
         arguments += ["--enable-priority-scheduling", "--schedule-low-priority-values-first"]

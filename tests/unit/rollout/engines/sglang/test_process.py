@@ -35,6 +35,8 @@ def test_a_cpu_needs_backends_of_its_own(tmp_path: Path) -> None:
     arguments = plan(tmp_path, device="cpu").arguments
     assert arguments[:2] == ("--device", "cpu")
     assert arguments[arguments.index("--attention-backend") + 1] == "torch_native"
+    assert "--sleep-on-idle" in arguments
+    assert "--sleep-on-idle" not in plan(tmp_path).arguments
 
 
 def test_priorities_are_the_servers_own_only_on_demand(tmp_path: Path) -> None:

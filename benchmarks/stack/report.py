@@ -1,0 +1,45 @@
+"""The measurements as tables: for a terminal, and as Markdown for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Group
+
+from ..handoff.report import Table
+from .pairs import Paired
+from .rollout_half import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that was measured."""
+
+    machine: Mapping[str, str]
+    shape: Shape
+    rollout: Paired
+
+
+def tables(report: Report) -> list[Table]:
+    shape, turns = report.shape, report.rollout.turns
+    title = f"Rollout: {shape.groups} groups of {shape.samples}, {shape.slots} samples at once, {turns} turns"
+    return [_paired(title, "rollout service over SGLang", "bare client of the same server", report.rollout)]
+
+
+def markdown(report: Report) -> str:
+    return "\n".join(one.markdown() for one in tables(report))
+
+
+def view(report: Report) -> Group:
+    return Group(*(one.rich() for one in tables(report)))
+
+
+def _paired(title: str, ours: str, bare: str, found: Paired) -> Table:
+    ratio = f"{found.ratio:.3f} ({found.least:.3f} to {found.most:.3f})"
+    rows = (
+        (ours, f"{found.ours:.0f}"),
+        (bare, f"{found.bare:.0f}"),
+        ("ratio, median (least to most)", ratio),
+    )
+    return Table(title, ("", "tokens/s"), rows)

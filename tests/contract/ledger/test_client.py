@@ -88,16 +88,16 @@ def whole_round(hand: HandRun) -> int:
     assert isinstance(marker, Drained)
     trainer.assign(second.ref, 0, 0)
     trainer.unassign(0, [second.ref.group], "missing object")
-    for update, entry in enumerate((third, second)):
-        trainer.assign(entry.ref, update, 0)  # type: ignore[union-attr]
-        trainer.seal(0, update, 1, K, 10)
-        trainer.stepped(0, update, False, False, [(1, 2)], 0, {"loss": 0.5})
-    trainer.trained(0, 2)
+    for place, entry in enumerate((third, second)):
+        trainer.assign(entry.ref, 0, place)  # type: ignore[union-attr]
+    trainer.seal(0, 0, 2, 2 * K, 20)
+    trainer.stepped(0, 0, False, False, [(1, 2)], 0, {"loss": 0.5})
+    trainer.trained(0, 1)
     ended = {index: hand.reader.group(f"r000000-g000{index}") for index in (2, 3)}
     reasons = {index: (GroupState(row["state"]), row["reason"]) for index, row in ended.items()}
-    trainer.publish(hand.commit([[(0, 2)], [(1, 2)]], reasons), "object")
+    trainer.publish(hand.commit([[(0, 2), (1, 2)]], reasons), "object")
     trainer.stop("enough")
-    return 40
+    return 38
 
 
 def test_a_call_waits_for_a_redis_that_is_stopped_and_started_again(tmp_path: Path, run_name: str) -> None:

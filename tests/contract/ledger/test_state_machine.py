@@ -262,9 +262,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def seal(self, data: st.DataObject) -> None:
         trainer, round = self.pick(data, self.trainers), self.reader.round_state(0)
         update, groups = int(round["updates_sealed"]), int(round["assigned"])
-        if not self.fenced(trainer, lambda: trainer.seal(0, update, groups, 2 * groups, 10)) and groups:
+        if self.fenced(trainer, lambda: trainer.seal(0, update, groups, 2 * groups, 10)) or not groups:
+            return
+        then = self.snapshot()
+        coming = [row["id"] for row in self.reader.groups(0) if row["state"] in [*UNSETTLED, GroupState.QUEUED]]
+        try:
             trainer.seal(0, update, groups, 2 * groups, 10)
-            trainer.seal(0, update, groups, 2 * groups, 10)
+        except LedgerRefused:
+            assert coming and groups < PER_UPDATE
+            assert self.snapshot() == then
+        else:
+            assert not coming or groups == PER_UPDATE
+            trainer.seal(0, update, groups, 2 * groups, 10)  # an answer was lost
             with pytest.raises(LedgerRefused):
                 trainer.seal(0, update, groups + 1, 2, 10)
 

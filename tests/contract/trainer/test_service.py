@@ -82,20 +82,18 @@ def test_a_trainer_stopped_within_a_round_replays_the_recorded_assignments(bench
 @pytest.mark.parametrize("bench", [{"update_batch_size": 4}], indirect=True)
 def test_a_sealed_update_is_stepped_again_as_recorded(bench: Bench) -> None:
     bench.rollout.open()
-    bench.rollout.serve(1)
+    for index in (1, 2, 0):
+        bench.rollout.serve(index)
     ledger = TrainerLedger.take_role(bench.rollout.ledger.client, "first", 0)
-    (only,) = ledger.read("0-0")
-    ledger.assign(only.ref, 0, 0)  # type: ignore[union-attr]
-    ledger.seal(0, 0, 1, only.ref.samples, only.ref.tokens)  # type: ignore[union-attr]
-    trainer = bench.start_trainer()
-    bench.rollout.serve(0)
-    trainer.wait_for(lambda: one_is_ready(bench))
-    bench.rollout.serve(2)
-    trainer.finish()
+    first, second = (entry.ref for entry in ledger.read("0-0")[:2])  # type: ignore[union-attr]
+    for place, ref in enumerate((second, first)):
+        ledger.assign(ref, 0, place)
+    ledger.seal(0, 0, 2, first.samples + second.samples, first.tokens + second.tokens)
+    bench.start_trainer().finish()
     updates = head_commit(bench).updates
     assert [[member.group for member in update.groups] for update in updates] == [
-        [group_id(0, 1)],
-        [group_id(0, 0), group_id(0, 2)],
+        [group_id(0, 2), group_id(0, 1)],
+        [group_id(0, 0)],
     ]
     steps = [event for event in bench.reader.events() if isinstance(event, UpdateStepped)]
     assert [(step.update, step.replay) for step in steps] == [(0, True), (1, False)]

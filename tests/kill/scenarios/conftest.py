@@ -33,7 +33,8 @@ STANDS_AT_MOST_S = 120.0
 
 
 class StandingClient(LedgerClient):
-    """A process that stands still, as under SIGSTOP, before its first call of a script after `stop_at` is set.
+    """A process that stands still, as under SIGSTOP, before its first call of what `stop_at` names: a script, or what
+    `patiently` is told.
 
     All its calls wait then, from whichever thread, until `wake`.
     """
@@ -48,14 +49,11 @@ class StandingClient(LedgerClient):
     def wake(self) -> None:
         self._awake.set()
 
-    def call(self, script: str, keys: Any, args: Any) -> list[Any]:
-        if script == self.stop_at:
+    def patiently(self, operation: Callable[[], T], what: str) -> T:
+        if what.removeprefix("script ") == self.stop_at:
             self.stop_at = ""
             self._awake.clear()
             self.stands.set()
-        return super().call(script, keys, args)
-
-    def patiently(self, operation: Callable[[], T], what: str) -> T:
         assert self._awake.wait(STANDS_AT_MOST_S), f"nobody woke it up ({what})"
         return super().patiently(operation, what)
 

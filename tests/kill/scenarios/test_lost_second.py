@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rolloutpipe_core.local.valkey import start_valkey
 from rolloutpipe_core.observe.audit import audit_run
 from rolloutpipe_core.store.objects import ObjectStore
 
-from ...contract.trainer.conftest import Bench, R, make_bench, make_config
+from ...contract.trainer.conftest import Bench, K, R, make_bench, make_config
 from .aof import ForgetfulValkey
 from .conftest import Run, StandingClient, StandingStore, check_complete, commits
 
@@ -50,11 +51,16 @@ def connection(forgetful: ForgetfulValkey) -> RedisConnection:
 
 @pytest.fixture
 def bench(
-    connection: RedisConnection, object_store: ObjectStore, run_name: str, tiny_model: Path, tmp_path: Path
+    request: pytest.FixtureRequest,
+    connection: RedisConnection,
+    object_store: ObjectStore,
+    run_name: str,
+    tiny_model: Path,
+    tmp_path: Path,
 ) -> Iterator[Bench]:
-    """Rollout by hand on the forgetful server."""
+    """Rollout by hand on the forgetful server; `indirect` parameters change the schedule."""
     client = connection.client()
-    config = make_config(run_name, tiny_model, rounds=1)
+    config = make_config(run_name, tiny_model, **getattr(request, "param", {}))
     yield make_bench(config, client, object_store, tiny_model, tmp_path / "cache")
     client.close()
 
@@ -122,15 +128,12 @@ def test_a_commit_holds_though_redis_lost_the_announcement_and_had_it_made_again
     store = StandingStore(s3_client, bench.config.bucket)
     bench.rollout.open()
     trainer = bench.start_trainer(objects=store)
-    short = RolloutLedger(bench.rollout.ledger.client, "hand", 0.001, 4)
-    bench.rollout.ledger, long = short, bench.rollout.ledger
-    for index in range(R):
-        bench.rollout.serve(index)
+    trainer.wait_for(lambda: roles(bench) == [1])  # before what is lost
+    with short_leases(bench):
+        for index in range(R):
+            bench.rollout.serve(index)
     assert store.stands.wait(60)
-    forgetful.lose_from(event(type="group", to="queued", group=group_id(0, R - 1)))
-    while not RolloutLedger(short.client, "reaper", 0, 4).reap(0):
-        pass  # a millisecond
-    bench.rollout.ledger = long
+    lose_announcement(bench, forgetful, R - 1)
     bench.rollout.serve(R - 1)
     trainer.wait_for(lambda: bench.reader.fifo_depth() == len(bench.reader.pending()) > R)  # it has read all again
     store.go.set()
@@ -138,6 +141,47 @@ def test_a_commit_holds_though_redis_lost_the_announcement_and_had_it_made_again
     assert {group.attempt for group in commits(bench)[0].groups} == {1}
     assert bench.reader.pending() == [] and bench.reader.fifo_depth() <= 1
     check_audit(bench)
+
+
+@contextmanager
+def short_leases(bench: Bench) -> Iterator[None]:
+    """Leases of a millisecond."""
+    long = bench.rollout.ledger
+    bench.rollout.ledger = RolloutLedger(long.client, "hand", 0.001, 4)
+    yield
+    bench.rollout.ledger = long
+
+
+def lose_announcement(bench: Bench, forgetful: ForgetfulValkey, index: int) -> None:
+    """And all after it; the group's lease, which is a short one again, then ends."""
+    forgetful.lose_from(event(type="group", to="queued", group=group_id(0, index)))
+    while not RolloutLedger(bench.rollout.ledger.client, "reaper", 0, 4).reap(0):
+        pass  # a millisecond
+
+
+@pytest.mark.parametrize("bench", [{"update_batch_size": R * K}], indirect=True)
+def test_a_drained_round_that_redis_forgot_closes_no_update(
+    bench: Bench, forgetful: ForgetfulValkey, connection: RedisConnection
+) -> None:
+    """The trainer has read that nothing more comes, and learns of the last group only after Redis forgot it."""
+    client = connection.client()
+    standing = StandingClient(client, bench.config.run, 20)
+    standing.stop_at = f"HMGET of {group_id(0, R - 1)}"
+    bench.rollout.open()
+    trainer = bench.start_trainer(client=standing)
+    trainer.wait_for(lambda: roles(bench) == [1])  # before what is lost
+    with short_leases(bench):
+        for index in range(R):
+            bench.rollout.serve(index)
+    assert standing.stands.wait(60)
+    lose_announcement(bench, forgetful, R - 1)
+    standing.wake()
+    trainer.wait_for(lambda: state(bench, 1) == GroupState.CLAIMED)
+    bench.rollout.serve(R - 1)
+    trainer.finish()
+    assert [update.index for update in commits(bench)[0].updates] == [0]
+    check_audit(bench)
+    client.close()
 
 
 ANNOUNCED = {"type": "group", "to": "queued", "round": "0"}

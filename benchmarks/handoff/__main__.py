@@ -74,7 +74,9 @@ def measure(folder: Path, sizes: Sizes, ledger_groups: int) -> Report:
         runs = []
         for kind in SCHEDULES:
             _tell(f"a real run of {1 + sizes.run_rounds} rounds, {kind}")
-            runs.append(measure_run(connections, folder, kind, sizes.run_groups, sizes.run_rounds))
+            name = f"handoff-{kind.replace('+', '-')}"
+            settings = (f"run={name}", f"schedule.kind={kind}", f"schedule.groups_per_round={sizes.run_groups}")
+            runs.append(measure_run(connections, folder, "quickstart.yaml", settings, sizes.run_rounds))
         _tell(f"a ledger of {ledger_groups} groups")
         ledger = measure_long_ledger(connections, folder, ledger_groups)
     return Report(_machine(), latency, throughput, runs, ledger)

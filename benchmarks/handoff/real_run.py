@@ -39,15 +39,10 @@ class RealRun:
     worst_handoff_share: float
 
 
-def measure_run(connections: Connections, folder: Path, kind: str, groups: int, rounds: int) -> RealRun:
-    """Run the pointer walk with one rollout worker and one trainer, U = 2. Raises RolloutPipeError when it fails."""
-    settings = [
-        f"run=handoff-{kind.replace('+', '-')}",
-        f"schedule.kind={kind}",
-        f"schedule.groups_per_round={groups}",
-        f"schedule.rounds={WARM + rounds}",
-    ]
-    with as_file(files("rolloutpipe_configs") / "quickstart.yaml") as file:
+def measure_run(connections: Connections, folder: Path, name: str, settings: Sequence[str], rounds: int) -> RealRun:
+    """Run the shipped configuration `name` with one rollout worker. Raises RolloutPipeError when it fails."""
+    settings = [*settings, f"schedule.rounds={WARM + rounds}"]
+    with as_file(files("rolloutpipe_configs") / name) as file:
         config = load_config(file, settings)
         sets = [part for setting in settings for part in ("--set", setting)]
         rolloutpipe(connections, folder, "run", str(file), *sets)

@@ -46,7 +46,7 @@ def tables(report: Report) -> list[Table]:
     return [
         _latency(report.latency),
         _throughput(report.throughput),
-        _critical_path(report.runs),
+        critical_paths("The added critical path of real rounds (pointer walk, U = 2)", report.runs),
         _memory(report.ledger),
         _readers(report.ledger),
     ]
@@ -85,7 +85,7 @@ def _throughput(one: Throughput) -> Table:
     return Table(title, columns, rows)
 
 
-def _critical_path(runs: Sequence[RealRun]) -> Table:
+def critical_paths(title: str, runs: Sequence[RealRun]) -> Table:
     columns = (
         "schedule",
         "groups a round",
@@ -109,7 +109,7 @@ def _critical_path(runs: Sequence[RealRun]) -> Table:
         )
         for run in runs
     )
-    return Table("The added critical path of real rounds (pointer walk, U = 2)", columns, rows)
+    return Table(title, columns, rows)
 
 
 def _memory(ledger: LongLedger) -> Table:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -22,12 +23,18 @@ from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.local.servers import LocalServers
 from rolloutpipe_core.scratch import scratch_folder
 
-from .pairs import Paired
+from ..handoff.real_run import measure_run
+from . import rollout_half, trainer_half
+from .pairs import Pair, Paired
 from .report import Report, markdown, view
-from .rollout_half import Shape, measure
+from .rollout_half import Shape
+from .trainer_half import Updates
 
 FULL = Shape(groups=64, samples=8, slots=64, turns=7)
 QUICK = Shape(groups=16, samples=8, slots=64, turns=3)
+FULL_UPDATES = Updates(groups=8, samples=8, longest=96, each=4, turns=15)
+QUICK_UPDATES = Updates(groups=8, samples=8, longest=96, each=2, turns=3)
+FULL_ROUNDS, QUICK_ROUNDS = 6, 2
 
 
 def main(
@@ -37,23 +44,39 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here, too.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables here, too.")] = None,
 ) -> None:
-    """Measure rollout over an SGLang server beside a bare client of the same server."""
+    """Measure both halves beside their bare engines, and the hand-over in real rounds of the whole stack."""
     torch.set_num_threads(1)
     for file, example in ((json_file, "stack.json"), (markdown_file, "stack.md")):
         if file is not None:
             check_output("report", file, example)
-    if shutil.which(python) is None:
+    interpreter = shutil.which(python)
+    if interpreter is None:
         raise BadInput("no such interpreter", given=python, remedy="on a CPU: infra/sglang-cpu/install")
-    shape = QUICK if quick else FULL
+    shape, updates = (QUICK, QUICK_UPDATES) if quick else (FULL, FULL_UPDATES)
+    rounds = QUICK_ROUNDS if quick else FULL_ROUNDS
     with scratch_folder() as folder, LocalServers.start(folder, die_with_parent=True) as servers:
-        pairs = asyncio.run(measure(servers.connections, folder, python, model, shape))
-    report = Report(_machine(), shape, Paired.of(pairs))
+        _tell("rollout over SGLang")
+        rollout = asyncio.run(rollout_half.measure(servers.connections, folder, interpreter, model, shape))
+        _tell("updates in megatron-core")
+        trainer = trainer_half.measure(folder, model, updates)
+        _tell(f"a real run of {1 + rounds} rounds")
+        settings = (f"engine.launch.python={Path(interpreter).absolute()}",)
+        run = measure_run(servers.connections, folder, "stack-cpu.yaml", settings, rounds)
+    report = Report(_machine(), shape, Paired.of(rollout), updates, Paired.of(trainer), run)
     console().print(view(report))
     if json_file is not None:
-        turns = [{**asdict(pair), "ratio": pair.ratio} for pair in pairs]
-        json_file.write_text(json.dumps({**asdict(report), "rollout_turns": turns}, indent=1) + "\n")
+        turns = {"rollout_turns": _turns(rollout), "trainer_turns": _turns(trainer)}
+        json_file.write_text(json.dumps({**asdict(report), **turns}, indent=1) + "\n")
     if markdown_file is not None:
         markdown_file.write_text(markdown(report))
+
+
+def _turns(pairs: Sequence[Pair]) -> list[dict[str, float]]:
+    return [{**asdict(pair), "ratio": pair.ratio} for pair in pairs]
+
+
+def _tell(what: str) -> None:
+    typer.echo(what, err=True)
 
 
 def _machine() -> dict[str, str]:

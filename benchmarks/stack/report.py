@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from rich.console import Group
 
-from ..handoff.report import Table
+from ..handoff.real_run import RealRun
+from ..handoff.report import Table, critical_paths
 from .pairs import Paired
 from .rollout_half import Shape
+from .trainer_half import RANKS, Updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +21,23 @@ class Report:
     machine: Mapping[str, str]
     shape: Shape
     rollout: Paired
+    updates: Updates
+    trainer: Paired
+    run: RealRun
 
 
 def tables(report: Report) -> list[Table]:
-    shape, turns = report.shape, report.rollout.turns
-    title = f"Rollout: {shape.groups} groups of {shape.samples}, {shape.slots} samples at once, {turns} turns"
-    return [_paired(title, "rollout service over SGLang", "bare client of the same server", report.rollout)]
+    shape, updates = report.shape, report.updates
+    rollout = f"Rollout: {shape.groups} groups of {shape.samples}, {shape.slots} samples at once, {shape.turns} turns"
+    trainer = (
+        f"Trainer: {updates.each} updates of {updates.groups} groups of {updates.samples} a turn, "
+        f"{RANKS} tensor parallel ranks, {updates.turns} turns"
+    )
+    return [
+        _paired(rollout, "rollout service over SGLang", "bare client of the same server", report.rollout),
+        _paired(trainer, "megatron backend", "bare megatron-core loop", report.trainer),
+        critical_paths("The added critical path of real rounds of configs/stack-cpu.yaml", [report.run]),
+    ]
 
 
 def markdown(report: Report) -> str:

@@ -1,8 +1,8 @@
 """Rounds of the rollout service over one SGLang server, and the same requests by a bare client, in turns.
 
 The service is the real one: admission, ledger in Redis, verifiers, groups in S3, announcements; there is no trainer.
-Its round lasts from its opening until it is drained, by the ledger's clock. The bare client sends the same prompts K times
-with the same sampling parameters, as many at once, and reads nothing but the number of tokens.
+Its round lasts from its opening until it is drained, by the ledger's clock. The bare client sends the same prompts K
+times with the same sampling parameters, as many at once, and reads nothing but the number of tokens.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def frontier(context: typer.Context) -> None:
 
 @app.command(context_settings=PASSED_ON)
 def stack(context: typer.Context) -> None:
-    """Measure rollout over an SGLang server beside a bare client of it; `-- --help` lists what the benchmark takes."""
+    """Measure both halves beside bare SGLang and megatron-core; `-- --help` lists what the benchmark takes."""
     _become("rolloutpipe_benchmarks.stack", context)
 
 

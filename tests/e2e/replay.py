@@ -52,7 +52,7 @@ def flat(weights: dict[str, Tensor]) -> Tensor:
 def assert_replay_is_what_was_published(run: Run) -> None:
     """Ranks sum in another order than one alone, and AdamW moves an element whose gradient is near 0 by up to its rate.
 
-    So the two are held to a thousandth of the way that training went. A group that is left out makes a fiftieth or more.
+    So the two are held to a thousandth of the way that training went. A group left out makes a fiftieth or more.
     """
     assert len(commits(run)) >= 2
     config = RunConfig.model_validate(yaml.safe_load((run.folder / "run.yaml").read_text()))

@@ -75,8 +75,9 @@ def test_a_replica_and_a_trainer_rank_that_are_killed_cost_no_group_and_change_n
     run.start("trainer").succeed()
     rollout.succeed()
     assert "ended by SIGKILL" in rollout.text()
-    ends = [event.group for event in run.reader.events() if isinstance(event, GroupMoved) and event.after is GroupState.TRAINED]
-    assert len(ends) == len(set(ends)) == 3 * 16
+    moves = [event for event in run.reader.events() if isinstance(event, GroupMoved)]
+    trained = [event.group for event in moves if event.after is GroupState.TRAINED]
+    assert len(trained) == len(set(trained)) == 3 * 16
     audit = run.audit()
     assert audit.passed, audit.findings
     assert_replay_is_what_was_published(run)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from statistics import StatisticsError
 
 import pytest
+from rolloutpipe_benchmarks.handoff.real_run import RealRun
 from rolloutpipe_benchmarks.stack.pairs import Pair, Paired
 from rolloutpipe_benchmarks.stack.report import Report, markdown
 from rolloutpipe_benchmarks.stack.rollout_half import Shape, tokens_a_second
+from rolloutpipe_benchmarks.stack.trainer_half import Updates
 
 from rolloutpipe_core.domain import GroupState, RoundState
 from rolloutpipe_core.errors import RolloutPipeError
@@ -53,9 +55,13 @@ def test_ratios_are_taken_within_a_turn() -> None:
         Paired.of([])
 
 
-def test_the_table_has_both_sides_and_the_ratios_range() -> None:
-    report = Report({}, Shape(groups=16, samples=8, slots=64, turns=2), Paired.of([Pair(90, 100), Pair(98, 100)]))
-    assert markdown(report).splitlines() == [
+def test_the_tables_have_both_sides_and_the_ratios_range() -> None:
+    paired = Paired.of([Pair(90, 100), Pair(98, 100)])
+    shape = Shape(groups=16, samples=8, slots=64, turns=2)
+    updates = Updates(groups=2, samples=8, longest=96, each=3, turns=2)
+    run = RealRun("stream", 2, 16, 8, 3.5, 1.0, 4.0, 5.0, 0.0029, 0.012, 8.0, 0.003)
+    lines = markdown(Report({}, shape, paired, updates, paired, run)).splitlines()
+    assert lines[:7] == [
         "**Rollout: 16 groups of 8, 64 samples at once, 2 turns**",
         "",
         "|  | tokens/s |",
@@ -64,3 +70,5 @@ def test_the_table_has_both_sides_and_the_ratios_range() -> None:
         "| bare client of the same server | 100 |",
         "| ratio, median (least to most) | 0.940 (0.900 to 0.980) |",
     ]
+    assert lines[8] == "**Trainer: 3 updates of 2 groups of 8 a turn, 2 tensor parallel ranks, 2 turns**"
+    assert lines[-1] == "| stream | 16 x 8 | 3.5 s | 1 ms | 4 ms | 5 ms | 0.29% | 1.20% |"

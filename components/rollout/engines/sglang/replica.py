@@ -154,6 +154,8 @@ class Replica:
             raise Unreachable(f"{self.name} does not run")
         await self.close_client()
         self.held = None
+        if self.server.pid is not None:
+            self.note(f"is started again: {self.server.ended}")
         client = SglangClient(self.server.start(weights))
         log.info("%s starts at %s; its log is %s", self.name, client.url, self.server.log)
         try:

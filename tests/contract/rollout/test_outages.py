@@ -118,7 +118,7 @@ def go_back_to_the_trained_round(rig: Rig) -> None:
     server.hset(keys.round(0), "state", "trained")
     for row in rig.reader.groups(0):
         server.hset(keys.group(row["id"]), "state", "claimed")
-    server.hset(keys.run, mapping={"version": 0, "version_sha": genesis.sha, "round": 0})
+    server.hset(keys.run, mapping={"version": 0, "version_sha": genesis.sha, "round": 0, "cursor": 0})
 
 
 def test_a_redis_that_pauses_makes_nobody_lose_work(own_servers: LocalServers, make_rig: MakeRig) -> None:

@@ -150,9 +150,10 @@ RECIPES = {
     "weights-manifest": Recipe(3, TRAINING),
 }
 """Every transition that a service makes, by its name in `points.transitions()`."""
-BY_COMMANDS = {"pin"}
-"""Transitions that only a person's commands make."""
-POINTS = [point for point in points() if point.split("/")[0] not in BY_COMMANDS]
+ELSEWHERE = {"pin", "noted"}
+"""Transitions that no service of the matrix makes: `pin` is a person's command, and `noted` tells, for people alone, of
+servers of the engine, which `torch` has none of (tests/contract/rollout/sglang kills those)."""
+POINTS = [point for point in points() if point.split("/")[0] not in ELSEWHERE]
 
 AT_POINTS: tuple[tuple[Kind, Victim, int], ...] = (
     ("kill", "self", 9),

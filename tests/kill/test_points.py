@@ -10,13 +10,13 @@ from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.store.objects import ObjectStore
 
 from .faults import BEFORE_THE_RUN, READS, WRITES
-from .plan import BY_COMMANDS, POINTS, RECIPES, VARIANTS, plan_runs
+from .plan import ELSEWHERE, POINTS, RECIPES, VARIANTS, plan_runs
 from .points import script_names, transition_of_call, transition_of_key, transitions
 
 
 def test_every_transition_has_a_recipe() -> None:
-    assert {*RECIPES, *BY_COMMANDS} == set(transitions())
-    assert not BY_COMMANDS & RECIPES.keys()
+    assert {*RECIPES, *ELSEWHERE} == set(transitions())
+    assert not ELSEWHERE & RECIPES.keys()
 
 
 def test_every_script_is_among_the_transitions() -> None:

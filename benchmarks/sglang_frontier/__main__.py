@@ -20,18 +20,22 @@ from rolloutpipe_core.cli.connect import check_output
 from rolloutpipe_core.cli.output import console, table
 from rolloutpipe_core.cli.start import start_alone
 from rolloutpipe_core.config.models import EngineConfig, ModelConfig, SamplingConfig
-from rolloutpipe_core.data.models import POINTER_WALK, resolve_model
 from rolloutpipe_core.data.pointer_walk import pointer_walk_prompts
 from rolloutpipe_core.domain import WeightVersion
 from rolloutpipe_core.scratch import scratch_folder
 from rolloutpipe_core.store.canonical import sha256_hex
 from rolloutpipe_core.store.directories import describe_directory
 
+from ..schedules.model import write_model
+from ..schedules.plan import Shape
 from .measure import Load, Round, Summary, Way, admitted, all_at_once, bare
 
 SAMPLES = 8
 ROWS_SEED = 2
 ENGINE_S = 300.0
+MODEL = Shape(vocabulary=96, hidden=128, intermediate=384, layers=3, heads=4, kv_heads=2, head_size=32)
+"""Of random weights: a response ends after 96 tokens on average, some after few and some never, as real ones do."""
+LONGEST, POSITIONS = 256, 512
 ADMISSION, PRIORITY, BARE = "admission", "priority", "bare client"
 PRIORITIES = ("--enable-priority-scheduling", "--schedule-low-priority-values-first", "--disable-priority-preemption")
 ON_CPU = ("--mem-fraction-static", "0.1", "--max-total-tokens", "65536", "--context-length", "512")
@@ -39,7 +43,6 @@ ON_CPU = ("--mem-fraction-static", "0.1", "--max-total-tokens", "65536", "--cont
 
 def main(
     python: Annotated[str, typer.Option(help="Interpreter of SGLang's environment.")] = ".venv-sglang/bin/python",
-    model: Annotated[str, typer.Option(help="Folder of a model that knows the pointer walk.")] = POINTER_WALK,
     slots: Annotated[int, typer.Option(min=1, help="Samples decoded at once, by both servers together.")] = 64,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer groups and turns.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here, too.")] = None,
@@ -48,15 +51,17 @@ def main(
     if json_file is not None:
         check_output("report", json_file, "frontier.json")
     with scratch_folder() as logs:
-        turns = asyncio.run(measure(python, resolve_model(model), slots, 16 if quick else 64, 3 if quick else 9, logs))
+        model = logs / "model"
+        write_model(MODEL, POSITIONS, model)
+        turns = asyncio.run(measure(python, model, slots, 16 if quick else 32, 3 if quick else 5, logs))
     summaries = {way: Summary.of([turn[way] for turn in turns]) for way in turns[0]}
-    over_bare = {way: median(turn[way].tokens_s / turn[BARE].tokens_s for turn in turns) for way in turns[0]}
+    ratios = {way: [turn[way].tokens_s / turn[BARE].tokens_s for turn in turns] for way in turns[0]}
     columns = ("way", "tokens/s", "over bare", "by completion", "by submission")
     rows = [
         (
             way,
             f"{one.tokens_s:.0f}",
-            f"{over_bare[way]:.3f}",
+            f"{median(ratios[way]):.3f} ({min(ratios[way]):.3f} to {max(ratios[way]):.3f})",
             f"{one.by_completion_s:.2f} s",
             f"{one.by_submission_s:.2f} s",
         )
@@ -66,7 +71,7 @@ def main(
         table(f"{len(turns)} turns, {slots} slots: mean time until a group is there", columns, rows, columns[1:])
     )
     if json_file is not None:
-        report = {way: {**asdict(one), "over_bare": over_bare[way]} for way, one in summaries.items()}
+        report = {way: {**asdict(one), "over_bare": ratios[way]} for way, one in summaries.items()}
         json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -74,7 +79,8 @@ async def measure(python: str, folder: Path, slots: int, groups: int, turns: int
     """Every way in turn, several times over, behind a turn to warm up."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [prompt.text for prompt in pointer_walk_prompts(ROWS_SEED, groups)]
-    load = Load(tokenizer(texts, add_special_tokens=False).input_ids, SAMPLES, SamplingConfig(max_new_tokens=96))
+    sampling = SamplingConfig(max_new_tokens=LONGEST)
+    load = Load(tokenizer(texts, add_special_tokens=False).input_ids, SAMPLES, sampling)
     version = WeightVersion(0, sha256_hex(describe_directory(folder).to_bytes()))
     launch = {"replicas": 2, "python": python, "arguments": (*ON_CPU, *PRIORITIES)}
     config = EngineConfig.model_validate({"kind": "sglang", "launch": launch, "slots": slots})

@@ -88,7 +88,8 @@ async def admitted(engine: SglangEngine, load: Load) -> Round:
     start = time.perf_counter()
 
     async def serve(name: str) -> None:
-        tokens[0] += await _group(engine, load, names.index(name))
+        answered = await _group(engine, load, names.index(name))
+        tokens[0] += answered  # in one step: read before the answer came, the sum would lose others'
         complete[name] = time.perf_counter() - start
         wake.set()
 

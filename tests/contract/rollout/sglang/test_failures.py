@@ -114,6 +114,26 @@ def test_aborted_samples_are_sampled_again(fleet: Fleet, v0: Version) -> None:
     check_whole(fleet.run(scenario()), v0.version)
 
 
+def test_weights_change_right_after_a_call_was_dropped(fleet: Fleet, v0: Version, v1: Version) -> None:
+    """A server may still be at work on what was dropped; it refuses other weights (400) until that is over."""
+
+    async def scenario() -> None:
+        await fleet.load(v0)
+        noted = len(fleet.notes)
+        for version in (v1, v0) * 3:
+            call = asyncio.create_task(sample(fleet.engine, 2 * K, **LONG))
+            await until(lambda: all(replica.in_flight for replica in fleet.engine.replicas))
+            await asyncio.sleep(0.1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await fleet.engine.load(version.version, version.directory)
+            assert all(replica.serving for replica in fleet.engine.replicas), fleet.notes[noted:]
+        assert fleet.notes[noted:] == []
+
+    fleet.run(scenario())
+
+
 def test_a_sample_that_is_aborted_every_time_fails_its_group_with_the_reason(fleet: Fleet, v0: Version) -> None:
     async def scenario() -> str:
         await fleet.load(v0)

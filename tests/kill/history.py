@@ -11,7 +11,8 @@ of what they must look like (docs/exactly-once.md). What it holds a finished run
     moves        a group's history is unbroken: each event begins where the last one ended, by a move that exists
     lease        what happens under a lease is done by the worker that holds it
     epoch        what a trainer does is done by the holder of the role; epochs only rise
-    membership   a group is in one update of the chain at most, at the place that the ledger recorded before the commit
+    membership   a group is in one update of the chain at most, at the place that the ledger recorded before the commit;
+                 every update but its round's last has as many groups as the round was opened for
     version      an update's groups were sampled with their round's version alone: number and manifest sha256
     accepted     what was announced is trained or ended, or was put aside with a reason; nothing stays unacknowledged
     objects      every committed object is there with its bytes (groups, weights, checkpoints), or was retired when the
@@ -332,6 +333,11 @@ def _membership(history: History) -> Violations:
             last = claims[-1] if claims else None
             if last is None or (last["update"], last["update_index"], last["attempt"]) != facts:
                 yield Violation("membership", f"{group}: not assigned as committed: (update, place, attempt) {facts}")
+        sizes = [len(update["groups"]) for update in commit.body["updates"]]
+        for _, opened in history.events("round", to="open", round=round):
+            full = int(opened["groups_per_update"])
+            if any(size != full for size in sizes[:-1]) or any(size > full for size in sizes):
+                yield Violation("membership", f"round {round}: updates of {sizes} groups, not of {full}")
         for update in commit.body["updates"]:
             yield from _update(history, round, update, end)
 

@@ -60,7 +60,7 @@ class Forged:
     def round(self, round: int) -> None:
         version = {"version": str(round), "version_sha": self.commits[round]["weights_sha"]}
         taken = {"cursor": str(round * len(GROUPS)), "cursor_end": str((round + 1) * len(GROUPS))}
-        shape = {"groups": str(len(GROUPS)), "samples_per_group": "1", **taken}
+        shape = {"groups": str(len(GROUPS)), "samples_per_group": "1", "groups_per_update": "1", **taken}
         self.tell("round", "rollout-0", round=str(round), to="open", generation="1", **version, **shape)
         names = [f"r{round:06d}-{name}" for name in GROUPS]
         for group in names:
@@ -401,6 +401,10 @@ def sealed_otherwise(forged: Forged) -> None:
     forged.find("sealed", round="0", update="1")["tokens"] = "6"
 
 
+def an_update_that_is_not_full(forged: Forged) -> None:
+    forged.find("round", to="open", round="0")["groups_per_update"] = "2"
+
+
 def assigned_after_seal(forged: Forged) -> None:
     sealed = forged.find("sealed", round="0", update="0")
     forged.ledger.remove(sealed)
@@ -528,6 +532,7 @@ FORGERIES: dict[str, list[Callable[[Forged], None]]] = {
         never_sealed,
         sealed_otherwise,
         assigned_after_seal,
+        an_update_that_is_not_full,
         never_stepped,
     ],
     "version": [

@@ -1,7 +1,7 @@
 """An SGLang server that we start: its command, its environment, its log, and its end.
 
-It is three processes: HTTP, scheduler, detokenizer. The first is on our leash (it dies with us), the others are on
-its own. All are one process group, which is what is killed.
+It is three processes: HTTP, scheduler, detokenizer. A warden (it dies with us) leads their process group, which is what
+is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rolloutpipe_core.config.models import EngineConfig, LaunchConfig, ModelConfig
 from rolloutpipe_core.errors import BadInput
-from rolloutpipe_core.local import leash
+from rolloutpipe_core.local import warden
 from rolloutpipe_core.local.process import free_ports
 
 from .weights import Weights
@@ -72,7 +72,7 @@ def _arguments(engine: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
 
 
 class LaunchedServer:
-    """One server process; it can be started again after its end. To be used from the main thread (see leash.py)."""
+    """One server; it can be started again after its end. To be used from the main thread (see warden.py)."""
 
     def __init__(self, plan: LaunchPlan, name: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class LaunchedServer:
 
     @property
     def pid(self) -> int | None:
-        """Of its HTTP process, which leads the group."""
+        """Of the process that leads its group."""
         return self._process.pid if self._process else None
 
     @property
@@ -115,7 +115,7 @@ class LaunchedServer:
             )
         self.sweep()
         port = free_ports(1)[0]
-        command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), python, "-m", "sglang.launch_server"]
+        command = [sys.executable, "-I", "-S", warden.__file__, str(os.getpid()), python, "-m", "sglang.launch_server"]
         command += server_arguments(self._plan.arguments, launch.arguments, weights, port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:

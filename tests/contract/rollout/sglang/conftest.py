@@ -137,8 +137,10 @@ def process_of(replica: Replica) -> int:
 
 
 def kill(replica: Replica) -> None:
-    """kill -9 of the server's main process; the kernel ends the other two with it."""
-    os.kill(process_of(replica), signal.SIGKILL)
+    """kill -9 of the server's main process, the one with the HTTP side; the kernel ends the other two with it."""
+    leader = process_of(replica)
+    (main,) = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+    os.kill(int(main), signal.SIGKILL)
 
 
 def send(replica: Replica, number: signal.Signals) -> None:

@@ -137,7 +137,7 @@ def test_weights_change_right_after_a_call_was_dropped(fleet: Fleet, v0: Version
 def test_a_sample_that_is_aborted_every_time_fails_its_group_with_the_reason(fleet: Fleet, v0: Version) -> None:
     async def scenario() -> str:
         await fleet.load(v0)
-        call = asyncio.create_task(sample(fleet.engine, 2, **LONG))
+        call = asyncio.create_task(sample(fleet.engine, 2 * K, **LONG))  # a few may end before an abort comes
         while not call.done():
             await asyncio.gather(*(replica.http.abort_all(5) for replica in fleet.engine.replicas))
         with pytest.raises(EngineFailure) as failure:
@@ -237,12 +237,10 @@ def test_without_any_server_the_reason_is_told_at_the_deadline(fleet: Fleet, v0:
         engine = SglangEngine(config, UNUSED, hasty)
         try:
             await engine.load(v0.version, v0.directory)
-            call = asyncio.create_task(sample(engine, 2, **LONG))
-            await asyncio.sleep(0.05)
             send(second, signal.SIGSTOP)
             try:
                 with pytest.raises(EngineFailure) as failure:
-                    await call
+                    await sample(engine, 2, **LONG)
             finally:
                 send(second, signal.SIGCONT)
         finally:

@@ -88,6 +88,7 @@ class Conductor:
         self._twice: set[str] = set()  # names under which two processes ran at once
         self._lock = threading.Lock()
         self._busy = 0  # deeds under way
+        self._over = threading.Event()  # the main thread takes no more tasks
         self._failure: str | None = None
         self.played = Played()
 
@@ -112,6 +113,7 @@ class Conductor:
             for timer in timers:
                 timer.cancel()
             self._tell("the run's end")
+            self._over.set()
             self._end_all()
             listener.close()
             self.played.seconds = time.monotonic() - self._started_s
@@ -251,6 +253,8 @@ class Conductor:
                 self._to_service(deed, process)
             with self._lock:
                 self.played.done.append((deed, who))
+        except ProcessLookupError:
+            pass  # another deed killed it first: this one is missed
         except Exception as error:
             self._failure = f"the deed failed: {deed}: {error!r}"
         finally:
@@ -268,7 +272,7 @@ class Conductor:
             self._twice.add(process.name)
             self._in_main_thread(lambda: self._start(process.name))
         time.sleep(deed.lasts_s)
-        if process.status is None:
+        with suppress(ProcessLookupError):  # another deed killed it meanwhile
             os.kill(process.pid, signal.SIGCONT)
 
     def _to_server(self, deed: Deed, server: Server, go_on: Callable[[], None]) -> None:
@@ -291,8 +295,9 @@ class Conductor:
         if not names:  # assign: epoch, nonce, actor, group, attempt, sha256, ...
             round, index = facts[3].split("-")
             names = [f"runs/{self._config['run']}/groups/{round}/{index}-{facts[5][:16]}.arrow"]
-        self._stage.s3.head_object(Bucket=BUCKET, Key=names[0])
-        self._stage.s3.put_object(Bucket=BUCKET, Key=names[0], Body=DAMAGED)
+        with self._stage.servers["s3"].deed:  # not while it is down
+            self._stage.s3.head_object(Bucket=BUCKET, Key=names[0])
+            self._stage.s3.put_object(Bucket=BUCKET, Key=names[0], Body=DAMAGED)
 
     def _in_main_thread(self, task: Callable[[], None]) -> None:
         """Have the main thread do it, and wait until it has."""
@@ -305,8 +310,9 @@ class Conductor:
                 done.set()
 
         self._tasks.put(run)
-        if not done.wait(self.deadline_s):
-            raise RunFailed("the main thread did not come to it")
+        while not done.wait(0.1):
+            if self._over.is_set():
+                raise RunFailed("the run ended before the main thread came to it")
 
     # Words
 

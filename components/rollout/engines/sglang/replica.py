@@ -155,6 +155,7 @@ class Replica:
         await self.close_client()
         self.held = None
         if self.server.pid is not None:
+            log.warning("%s is started again: %s", self.name, self.server.ended)
             self.note(f"is started again: {self.server.ended}")
         client = SglangClient(self.server.start(weights))
         log.info("%s starts at %s; its log is %s", self.name, client.url, self.server.log)

@@ -9,9 +9,9 @@ import typer
 from rolloutpipe_core.cli.options import AsJson, ConfigFile, Overrides
 
 if TYPE_CHECKING:
-    from rolloutpipe_core.config.checks import Problem
     from rolloutpipe_core.config.memory import MemoryUse
     from rolloutpipe_core.config.models import RunConfig
+    from rolloutpipe_core.config.problems import Problem
 
 app = typer.Typer(help="Look at a configuration.", no_args_is_help=True)
 

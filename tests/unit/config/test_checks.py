@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from rolloutpipe_core.config.checks import Problem, check
+from rolloutpipe_core.config.checks import check
 from rolloutpipe_core.config.models import RunConfig, ScheduleConfig
+from rolloutpipe_core.config.problems import Problem
 
 BUILTIN = {"path": "builtin:pointer-walk"}
 

@@ -25,13 +25,25 @@ def memory_uses(config: RunConfig, folder: Path) -> list[MemoryUse]:
     `folder` holds the model. Raises BadInput when its weight files cannot be read.
     """
     parameters, size = count_parameters(folder), BYTES[config.model.dtype]
-    uses = [MemoryUse("rollout", f"weights ({config.model.dtype})", parameters * size)]
-    if cached := kv_bytes_per_token(folder, size):
+    return _rollout(config, folder, parameters * size) + _trainer(config, parameters, size)
+
+
+def _rollout(config: RunConfig, folder: Path, weights: int) -> list[MemoryUse]:
+    if config.engine.kind == "sglang":
+        return []  # the model is in the servers' memory, of which they take the part that they are told
+    uses = [MemoryUse("rollout", f"weights ({config.model.dtype})", weights)]
+    if cached := kv_bytes_per_token(folder, BYTES[config.model.dtype]):
         tokens = config.engine.slots * (config.data.max_prompt_tokens + config.sampling.max_new_tokens)
         uses.append(MemoryUse("rollout", "KV cache, at most", cached * tokens))
-    if config.trainer.kind == "torch" and config.trainer.data_parallel > 1:
-        return uses + _sharded(config, parameters / config.trainer.data_parallel, size)
-    uses.append(MemoryUse("trainer", f"weights ({config.model.dtype})", parameters * size))
+    return uses
+
+
+def _trainer(config: RunConfig, parameters: int, size: int) -> list[MemoryUse]:
+    if config.trainer.kind == "megatron":
+        return _megatron(config, parameters, size)
+    if config.trainer.data_parallel > 1:
+        return _sharded(config, parameters / config.trainer.data_parallel, size)
+    uses = [MemoryUse("trainer", f"weights ({config.model.dtype})", parameters * size)]
     if size < 4:
         uses.append(MemoryUse("trainer", "float32 master weights", parameters * 4))
     if config.deterministic:
@@ -48,6 +60,21 @@ def _sharded(config: RunConfig, parameters: float, size: int) -> list[MemoryUse]
     kept = {"float32 master weights": 4, "gradient sums (float32)": 4, "AdamW moments (float32)": 8}
     uses = [MemoryUse("trainer rank", what, math.ceil(parameters * each)) for what, each in kept.items()]
     return uses + _copies(config, "trainer rank", math.ceil(parameters * size))
+
+
+def _megatron(config: RunConfig, parameters: int, size: int) -> list[MemoryUse]:
+    """The mean of the pipeline's stages: those with the embedding or the head hold more."""
+    trainer = config.trainer
+    parts = trainer.tensor_parallel * trainer.pipeline_parallel
+    service = "trainer rank" if parts * trainer.data_parallel > 1 else "trainer"
+    shard = parameters / parts
+    stepped = shard / trainer.data_parallel if trainer.distributed_optimizer else shard
+    kept = {f"weights ({config.model.dtype})": shard * size}
+    if size < 4:
+        kept["float32 master weights"] = stepped * 4
+    kept |= {"gradient sums (float32)": shard * 4, "AdamW moments (float32)": stepped * 8}
+    uses = [MemoryUse(service, what, math.ceil(each)) for what, each in kept.items()]
+    return uses + _copies(config, service, math.ceil(shard * size))
 
 
 def _copies(config: RunConfig, service: str, weights: int) -> list[MemoryUse]:

@@ -76,6 +76,48 @@ def test_ranks_share_everything_that_is_sharded(model: Path) -> None:
     ]
 
 
+def trainer_uses(folder: Path, **sections: Any) -> list[MemoryUse]:
+    return [use for use in memory_uses(config(**sections), folder) if use.service != "rollout"]
+
+
+def test_megatron_shares_by_tensors_and_stages_and_the_optimizer_by_data(model: Path) -> None:
+    """100 parameters over 2 x 2 ranks: 25 each; masters and moments once more over 5."""
+    layout = {"kind": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 5}
+    loss = {"kl_coefficient": 0.1, "old_logprobs": "recompute"}
+    assert trainer_uses(model, trainer=layout | {"distributed_optimizer": True}, loss=loss) == [
+        MemoryUse("trainer rank", "weights (bfloat16)", 50),
+        MemoryUse("trainer rank", "float32 master weights", 20),
+        MemoryUse("trainer rank", "gradient sums (float32)", 100),
+        MemoryUse("trainer rank", "AdamW moments (float32)", 40),
+        MemoryUse("trainer rank", "reference (loss.kl_coefficient)", 50),
+        MemoryUse("trainer rank", "round's start weights (loss.old_logprobs)", 50),
+    ]
+    assert trainer_uses(model, trainer=layout) == [
+        MemoryUse("trainer rank", "weights (bfloat16)", 50),
+        MemoryUse("trainer rank", "float32 master weights", 100),
+        MemoryUse("trainer rank", "gradient sums (float32)", 100),
+        MemoryUse("trainer rank", "AdamW moments (float32)", 200),
+    ]
+
+
+def test_megatrons_float32_weights_are_their_own_masters(model: Path) -> None:
+    """One rank; 8 of them have 12.5 parameters each, which are 50, 50 and 100 bytes."""
+    bytes_of = {}
+    for ranks in (1, 8):
+        uses = trainer_uses(model, trainer={"kind": "megatron", "tensor_parallel": ranks}, model={"path": "m"})
+        bytes_of[uses[0].service] = {use.what: use.bytes for use in uses}
+    whats = ("weights (float32)", "gradient sums (float32)", "AdamW moments (float32)")
+    assert bytes_of == {
+        "trainer": dict(zip(whats, (400, 400, 800), strict=True)),
+        "trainer rank": dict(zip(whats, (50, 50, 100), strict=True)),
+    }
+
+
+def test_what_sglang_holds_is_its_servers(model: Path) -> None:
+    engine = {"kind": "sglang", "urls": ["http://gpu-1:30000"]}
+    assert all(use.service == "trainer" for use in memory_uses(config(engine=engine), model))
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\x05\x00\x00\x00\x00\x00\x00\x00{", b"\xff" * 8 + b"{}", b"\x02" + b"\0" * 7 + b"[]"]
 )

@@ -27,9 +27,10 @@ def groups(make_group):
 
 @pytest.fixture
 def trl_gradients(make_model, load_reference, tmp_path, groups):
-    def gradients(loss_type, entropy=0.0, **options):
+    def gradients(loss_type, entropy=0.0, moved=None, cap=None, **options):
+        """`moved`: a folder with weights that are no longer the round's, make_model()'s."""
         trl = GRPOTrainer(
-            model=load_reference(make_model(), torch.float32),
+            model=load_reference(moved or make_model(), torch.float32),
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
             args=GRPOConfig(
                 output_dir=str(tmp_path),
@@ -51,11 +52,29 @@ def trl_gradients(make_model, load_reference, tmp_path, groups):
             processing_class=AutoTokenizer.from_pretrained(make_model()),
         )
         trl.model.eval()  # no gradient accumulation is counted; the model has no dropout
-        loss = trl._compute_loss(trl.model, _trl_inputs(groups, load_reference(make_model(seed=1), torch.float32)))
+        inputs = _trl_inputs(groups, load_reference(make_model(seed=1), torch.float32))
+        if cap is not None:
+            trl.use_vllm = True  # not before: it would look for a server
+            inputs |= _truncated(inputs, groups, load_reference(make_model(), torch.float32), cap)
+        loss = trl._compute_loss(trl.model, inputs)
         loss.backward()
         return loss.item(), {name: parameter.grad for name, parameter in trl.model.named_parameters()}
 
     return gradients
+
+
+def _truncated(inputs, groups, old, cap):
+    """As trl makes them before it trains: old log-probabilities of its own, and its mode `token_truncate`."""
+    sampled = inputs["old_per_token_logps"]
+    recomputed = torch.zeros_like(sampled)
+    for row, sample in enumerate(sample for group in groups for sample in group.samples):
+        table = sample_logprobs(old, sample, TEMPERATURE).detach()
+        chosen = table.gather(1, torch.as_tensor(sample.response_ids, dtype=torch.int64)[:, None])[:, 0]
+        recomputed[row, : len(chosen)] = chosen
+    mask = inputs["completion_mask"] * inputs["tool_mask"]
+    ratio = torch.exp((recomputed - sampled) * mask)
+    assert (ratio < cap)[mask.bool()].any() and (ratio > cap)[mask.bool()].any()
+    return {"old_per_token_logps": recomputed, "importance_sampling_ratio": torch.clamp(ratio, max=cap)}
 
 
 def _trl_inputs(groups, reference):
@@ -139,6 +158,39 @@ def test_other_policy_terms_equal_trls(
         trainer.accumulate([group])
     result = trainer.step()
     loss, gradients = trl_gradients(**options)
+    assert result.metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert gradient_distance(trainer._gradients.tensors, gradients) < 1e-5
+    assert 0 < result.metrics["clip_fraction"] < 1
+
+
+def test_truncated_importance_weights_equal_trls(
+    groups, trl_gradients, make_model, make_trainer, gradient_distance, tmp_path
+):
+    """In a round's second update, whose ratios are to the log-probabilities under weights that have moved since."""
+    trainer = make_trainer(
+        reference=make_model(seed=1),
+        temperature=TEMPERATURE,
+        old_logprobs="recompute",
+        importance_cap=1.1,
+        kl_coefficient=0.1,
+        max_grad_norm=1e9,
+        learning_rate=1e-2,
+    )
+    for update in range(2):
+        trainer.begin_update(update)
+        for group in groups:
+            trainer.accumulate([group])
+        if update == 1:
+            trainer.export_weights(tmp_path / "moved")
+        result = trainer.step()
+    loss, gradients = trl_gradients(
+        "bnpo",
+        moved=tmp_path / "moved",
+        cap=1.1,
+        epsilon=0.2,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=1.1,
+    )
     assert result.metrics["loss"] == pytest.approx(loss, abs=1e-6)
     assert gradient_distance(trainer._gradients.tensors, gradients) < 1e-5
     assert 0 < result.metrics["clip_fraction"] < 1

@@ -1,4 +1,4 @@
-"""Really loses a Valkey's last writes: kill -9 alone loses what the server has not written yet, which is mostly nothing.
+"""Really loses a Valkey's last writes: kill -9 alone loses what the server has not written yet, mostly nothing.
 
 units       what the server applies at once: a command, or all effects of a script between MULTI and EXEC
 lose_from   kill -9, cut the append-only file before a unit, start again on what is left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -68,18 +69,25 @@ class Ranks:
         for process, answers in zip(self._processes, self._answers, strict=True):
             threading.Thread(target=self._listen, args=(process, answers), daemon=True).start()
 
-    def run(self, ranks: int, **task: Any) -> list[Any]:
-        """The task's result on each of `ranks` ranks."""
+    def run(self, ranks: int, *, stopped: int | None = None, **task: Any) -> list[Any]:
+        """The task's result on each of `ranks` ranks. `stopped` is one that stops itself, until the others are done."""
         self._tasks += 1
         task = {"ranks": ranks, "store": str(self._folder / f"store-{self._tasks}")} | task
         for rank in range(ranks):
             pipe = self._processes[rank].stdin
             assert pipe is not None
             print(json.dumps(task | {"rank": rank}), file=pipe, flush=True)
-        answers = [json.loads(self._answers[rank].get(timeout=DEADLINE_S)) for rank in range(ranks)]
+        answers = [self._answer(rank) for rank in range(ranks) if rank != stopped]
+        if stopped is not None:
+            self._processes[stopped].send_signal(signal.SIGCONT)
+            answers.append(self._answer(stopped))
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors, "\n".join(errors)
         return [answer["result"] for answer in answers]
+
+    def _answer(self, rank: int) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._answers[rank].get(timeout=DEADLINE_S))
+        return answer
 
     def stop(self) -> None:
         for process in self._processes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from datetime import timedelta
@@ -50,7 +51,7 @@ def run(task: dict[str, Any]) -> Any:
         timeout=DEADLINE,
     )
     try:
-        return {"train": train, "score": score}[task["op"]](task)
+        return {"train": train, "score": score, "stop": stop}[task["op"]](task)
     finally:
         parallel_state.destroy_model_parallel()
         distributed.destroy_process_group()
@@ -83,14 +84,33 @@ def train(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 def score(task: dict[str, Any]) -> list[list[float]]:
     """Log-probabilities of each group's trained tokens, one group a micro-batch; [] but on the last stage."""
+    from rolloutpipe_components.trainer.backends import policy
+    from rolloutpipe_components.trainer.backends.megatron import vocabulary
     from rolloutpipe_components.trainer.backends.megatron.schedule import score
     from rolloutpipe_components.trainer.backends.megatron.trainer import MegatronTrainer
     from rolloutpipe_components.trainer.batch import make_batch
 
     config = RunConfig.model_validate(task["config"])
     trainer = MegatronTrainer.of(config, Path(config.model.path))
+    vocabulary.CHUNK_LOGITS = task.get("chunk_logits", policy.CHUNK_LOGITS)
     batches = [make_batch(group.samples, "token_mean", torch.device("cpu")) for group in read_groups(task)]
     return [logprobs.tolist() for logprobs in score(trainer._model, batches)]
+
+
+def stop(task: dict[str, Any]) -> str:
+    """The last rank stops itself (SIGSTOP) before the first update; what that update says on the others."""
+    config = RunConfig.model_validate(task["config"])
+    trainer = make_backend(config, Path(config.model.path), None)
+    distributed.barrier()
+    if task["rank"] == task["ranks"] - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return ""
+    try:
+        trainer.accumulate(read_groups(task))
+        trainer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "stepped"
 
 
 def read_groups(task: dict[str, Any]) -> list[Group]:

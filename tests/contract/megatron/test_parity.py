@@ -70,13 +70,15 @@ def test_updates_and_weights_are_those_of_the_torch_backend(layout, train, make_
     assert [update["grad_norm"] > 0.5 for update in updates] == [True] * 3  # all were clipped
 
 
+# On two ranks a vocabulary of 33 makes shards of 17 ids and of 16: chunks of 300 logits are 17 rows on both.
+@pytest.mark.parametrize("chunk", [{}, {"chunk_logits": 300}], ids=["one chunk", "chunks"])
 @pytest.mark.parametrize("layout", ["TP1", "TP2", "PP2", "TP2, sequence parallel"])
-def test_logprobs_are_those_of_transformers(layout, ranks, make_model, groups, family):
+def test_logprobs_are_those_of_transformers(layout, chunk, ranks, make_model, groups, family):
     folder = make_model(family)
     trainer = {"kind": "megatron", **LAYOUTS[layout]}
     config = {"run": "test", "model": {"path": str(folder)}, "sampling": {"temperature": 1.3}, "trainer": trainer}
     count = trainer.get("tensor_parallel", 1) * trainer.get("pipeline_parallel", 1)
-    given = ranks.run(count, op="score", config=config, groups=groups)[-1]
+    given = ranks.run(count, op="score", config=config, groups=groups, **chunk)[-1]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for path, logprobs in zip(groups, given, strict=True):
         expected = [

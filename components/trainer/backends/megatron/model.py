@@ -58,7 +58,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         self.rotary_pos_emb.inv_freq = frequencies.to(layout.device)
         self._temperature = temperature
         self._first_id = layout.tensor_rank * (vocabulary // layout.tensor_parallel)
-        self._ids = architecture.vocabulary - self._first_id  # from there on; those of this rank's shard are the first
+        self._ids = architecture.vocabulary - self._first_id  # from there on, of which a shard has the first
         self._multiple = layout.tensor_parallel if trainer.sequence_parallel else 1
 
     def forward(self, batch: Batch, entropy_gradient: bool = False) -> Any:
@@ -83,9 +83,10 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         weight = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
         return score_shard(
             states,
-            weight[: self._ids],
+            weight,
             batch.targets,
             first=self._first_id,
+            ids=self._ids,
             temperature=self._temperature,
             group=self.tp_group,
             entropy_gradient=entropy_gradient,

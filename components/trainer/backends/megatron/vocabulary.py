@@ -26,22 +26,26 @@ def score_shard(
     targets: Tensor,
     *,
     first: int,
+    ids: int,
     temperature: float,
     group: ProcessGroup,
     entropy_gradient: bool,
 ) -> Scores:
     """Log-probability and entropy of softmax(logits / T) at N tokens; the same on every rank of `group`.
 
-    states [N, hidden], the same on every rank; weight [columns, hidden], this rank's part of the head without padding,
-    its ids counting from `first`; targets int64 [N]. In chunks whose logits are made again in the backward.
+    states [N, hidden], the same on every rank; weight [columns, hidden], this rank's part of the head, of the same size
+    on every rank: the first `ids` rows are those of the ids from `first` on, the others padding; targets int64 [N]. In
+    chunks whose logits are made again in the backward.
     """
+    head = weight[:ids]
 
     def chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = linear(states, weight)
+        logits = linear(states, head)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         logprobs, entropy = ShardScores.apply(wide, targets - first, group)  # type: ignore[no-untyped-call]
         return logprobs, entropy if entropy_gradient else entropy.detach()
 
+    # By the padded size: ranks meet in every chunk, so that all must cut the same ones.
     rows = max(CHUNK_LOGITS // len(weight), 1)
     chunks = [
         checkpoint(chunk, *parts, use_reentrant=False, preserve_rng_state=False)

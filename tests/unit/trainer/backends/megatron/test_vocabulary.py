@@ -30,11 +30,15 @@ def given() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("rows", [3, 100])
-def test_scores_and_gradients_are_those_of_log_softmax(rows, group, given, monkeypatch):
+@pytest.mark.parametrize("ids", [VOCABULARY - 2, VOCABULARY, VOCABULARY + 9], ids=["padded", "whole", "not the last"])
+def test_scores_and_gradients_are_those_of_log_softmax(rows, ids, group, given, monkeypatch):
     monkeypatch.setattr(vocabulary, "CHUNK_LOGITS", rows * VOCABULARY)
     states, weight, targets = given
-    scores = score_shard(states, weight, targets, first=0, temperature=TEMPERATURE, group=group, entropy_gradient=True)
-    table = torch.log_softmax(states @ weight.T / TEMPERATURE, dim=-1)
+    targets = targets.clamp(max=ids - 1)
+    scores = score_shard(
+        states, weight, targets, first=0, ids=ids, temperature=TEMPERATURE, group=group, entropy_gradient=True
+    )
+    table = torch.log_softmax(states @ weight[:ids].T / TEMPERATURE, dim=-1)
     logprobs, entropy = table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(1)
     torch.testing.assert_close(scores.logprobs, logprobs)
     torch.testing.assert_close(scores.entropy, entropy)
@@ -55,7 +59,9 @@ def test_the_gradient_is_that_of_finite_differences(group):
 
 def test_entropy_has_a_gradient_only_when_asked(group, given):
     states, weight, targets = given
-    scores = score_shard(states, weight, targets, first=0, temperature=1.0, group=group, entropy_gradient=False)
+    scores = score_shard(
+        states, weight, targets, first=0, ids=VOCABULARY, temperature=1.0, group=group, entropy_gradient=False
+    )
     assert scores.logprobs.requires_grad
     assert not scores.entropy.requires_grad
 

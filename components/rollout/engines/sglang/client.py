@@ -73,7 +73,7 @@ class SglangClient:
         return tuple(rank.per_gpu_checksum for rank in answer.ranks)
 
     async def abort(self, rid: str, deadline_s: float) -> None:
-        """End the requests whose id begins with `rid`."""
+        """End the request with exactly this id; another's, or one that has ended, makes no difference."""
         await self._call(Outcome, "POST", "/abort_request", deadline_s, {"rid": rid})
 
     async def abort_all(self, deadline_s: float) -> None:

@@ -14,13 +14,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rolloutpipe_core.config.models import EngineConfig, ModelConfig, SamplingConfig
 from rolloutpipe_core.domain import Completion, WeightVersion
-from rolloutpipe_core.errors import BadInput, EngineFailure
+from rolloutpipe_core.errors import EngineFailure
 
 from ..calls import check_call
 from .admission import Admission, Family
@@ -32,14 +32,13 @@ from .model_facts import ModelFacts, read_facts
 from .process import LaunchedServer, LaunchPlan
 from .replica import Note, Replica, Waiting
 from .routing import SHARED_PROMPT_TOKENS
+from .terms import Terms
 from .weights import Weights
 
 log = logging.getLogger("rolloutpipe.sglang")
 
 SAMPLE_TRIES = 3
 """Of a sample whose answers cannot be used. What happens to its server instead costs it no try."""
-LAST_ABORTS_S = 2.0
-"""What servers get at the end to free what was just dropped; those of our own end anyway."""
 ALL = 1 << 30
 """Spare slots where the servers queue what they cannot run yet."""
 
@@ -54,7 +53,6 @@ class _Call:
     stop_ids: Sequence[int]
     weights: Weights
     family: Family
-    asked: set[Replica] = field(default_factory=set)
     last_loss: str = ""  # why a sample last had to go elsewhere
 
 
@@ -84,12 +82,11 @@ class SglangEngine:
         self._fleet = Fleet(replicas, deadlines, self._admission.dispatch)
         self._facts: ModelFacts | None = None
         self._closed = False
-        self._aborts: set[asyncio.Task[None]] = set()
 
     @property
     def version(self) -> WeightVersion | None:
         """The loaded version; None before the first load and after one that failed."""
-        return self._fleet.weights.version if self._fleet.weights else None
+        return self._fleet.terms.weights.version if self._fleet.terms else None
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -104,24 +101,23 @@ class SglangEngine:
             raise EngineFailure("weights cannot change now", given=f"{in_flight} samples in flight")
         weights = Weights(version, directory.resolve())
         facts = read_facts(weights.directory)
-        await self._fleet.load(weights)
-        self._facts = self._limited(facts)
-        self._check_priorities()
+        await self._fleet.load(Terms(weights, self._config.frontier_by == "priority", facts.max_positions))
+        self._facts = facts
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingConfig, seeds: Sequence[int], priority: int
     ) -> list[Completion]:
         """See `Engine.generate`. Raises BadInput for a call that the model cannot take: a server would die of it."""
-        weights, facts = self._fleet.weights, self._facts
+        terms, facts = self._fleet.terms, self._facts
         if self._closed:
             raise _closed()
-        if weights is None or facts is None:
+        if terms is None or facts is None:
             raise EngineFailure("the engine holds no weights", remedy="load a version; the last load may have failed")
-        check_call(facts, prompt_ids, sampling, seeds)
+        check_call(replace(facts, max_positions=terms.positions), prompt_ids, sampling, seeds)
         together = len(prompt_ids) >= SHARED_PROMPT_TOKENS
         stop_ids = sorted(facts.eos_ids | set(sampling.stop_ids))
         family = Family(priority, together)
-        call = _Call(secrets.token_hex(8), [int(id) for id in prompt_ids], sampling, stop_ids, weights, family)
+        call = _Call(secrets.token_hex(8), [int(id) for id in prompt_ids], sampling, stop_ids, terms.weights, family)
         samples = [asyncio.create_task(self._sample(call, place, seed)) for place, seed in enumerate(seeds)]
         try:
             async with asyncio.timeout(self._deadlines.answer_s):
@@ -134,7 +130,9 @@ class SglangEngine:
                 remedy="see the servers' logs, or raise deadlines.engine_s",
             ) from None
         finally:
-            await self._drop(call, samples)
+            for sample in samples:
+                sample.cancel()
+            await asyncio.gather(*samples, return_exceptions=True)
 
     def spare_slots(self) -> int:
         """See `Engine.spare_slots`."""
@@ -144,8 +142,6 @@ class SglangEngine:
     async def close(self) -> None:
         """See `Engine.close`. Servers that the engine started end with it."""
         self._closed = True
-        if self._aborts:
-            await asyncio.wait(self._aborts, timeout=LAST_ABORTS_S)
         await self._fleet.close()
 
     async def _sample(self, call: _Call, place: int, seed: int) -> Completion:
@@ -180,7 +176,6 @@ class SglangEngine:
 
     async def _ask(self, replica: Replica, call: _Call, body: dict[str, object]) -> Completion:
         fence = replica.fence
-        call.asked.add(replica)
         try:
             answer = await replica.ask(body)
         except Unreachable as failure:
@@ -195,42 +190,6 @@ class SglangEngine:
             return None
         low_first = replica.info.schedule_low_priority_values_first
         return call.family.priority if low_first else -call.family.priority
-
-    def _limited(self, facts: ModelFacts) -> ModelFacts:
-        """The model's facts under the servers' own limits."""
-        lengths = [replica.info.context_length for replica in self.replicas] + [facts.max_positions]
-        return replace(facts, max_positions=min((length for length in lengths if length), default=None))
-
-    def _check_priorities(self) -> None:
-        """Raises BadInput."""
-        if self._config.frontier_by != "priority":
-            return
-        for replica in self.replicas:
-            if replica.serving and not replica.info.enable_priority_scheduling:
-                raise BadInput(
-                    f"{replica.name} does not schedule by priority",
-                    expected="a server started with --enable-priority-scheduling",
-                    remedy="start it so, or set engine.frontier_by to admission",
-                )
-
-    async def _drop(self, call: _Call, samples: Sequence[asyncio.Task[Completion]]) -> None:
-        """End what is left of a call, here and at the servers."""
-        if all(sample.done() and not sample.cancelled() and sample.exception() is None for sample in samples):
-            return
-        for sample in samples:
-            sample.cancel()
-        await asyncio.gather(*samples, return_exceptions=True)
-        for replica in call.asked:
-            if replica.serving and not self._closed:
-                task = asyncio.create_task(_abort(replica, call.rid))
-                self._aborts.add(task)
-                task.add_done_callback(self._aborts.discard)
-
-
-async def _abort(replica: Replica, rid: str) -> None:
-    """Free what a call holds at a server; one that does not answer has a keeper to see to it."""
-    with suppress(EngineFailure):
-        await replica.http.abort(f"{rid}-", replica.deadlines.step_s)
 
 
 def _replicas(

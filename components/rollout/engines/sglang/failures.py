@@ -17,6 +17,14 @@ class Broken(Refused):
     """The server answered that something is wrong with itself (5xx)."""
 
 
+class Unfit(Refused):
+    """The server was started with arguments under which it cannot serve the run."""
+
+
+class Ended(EngineFailure):
+    """A server that we start ended before its first answer."""
+
+
 class Lost(EngineFailure):
     """The server was taken out of service while it had the sample."""
 
@@ -27,3 +35,7 @@ class Unusable(EngineFailure):
 
 class WrongVersion(Unusable):
     """The answer comes from other weights than the round's."""
+
+
+class Disagreement(WrongVersion):
+    """The server's weights are named right, but their checksums are not the others'."""

@@ -2,53 +2,52 @@
 
     close admission, drain -> pause -> load -> compare checksums -> confirm the version -> continue -> reopen
 
-Admission is closed and drained by the caller. Every step has a deadline. A server that fails one is out, with its
-reason; the others go on. The weights' files are checked before (weights.py).
+Admission is closed and drained by the caller. Every step has a deadline. A server that fails one, or that does not meet
+the version's terms (terms.py), is out, with its reason; the others go on. The weights' files are checked before
+(weights.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from rolloutpipe_core.errors import EngineFailure
 
 from .completion import completion_of, request_body
-from .failures import WrongVersion
+from .failures import Disagreement
 from .replica import Replica
+from .terms import Checksums, Terms
 from .weights import Weights
 
-log = logging.getLogger("rolloutpipe.sglang")
+T = TypeVar("T")
 
 ONE_TOKEN: dict[str, Any] = {"max_new_tokens": 1, "temperature": 1.0}
 PROMPT = (0,)
 """Of the token that proves that a scheduler works: every vocabulary has this id."""
 
-Checksums = tuple[str, ...]
 
-
-async def hand_over(replicas: Sequence[Replica], weights: Weights) -> list[EngineFailure]:
+async def hand_over(replicas: Sequence[Replica], terms: Terms) -> list[EngineFailure]:
     """Bring these weights to servers that are out of service with nothing in flight; those that have them come back.
 
-    Returns what went wrong with the others, which stay out.
+    Returns what went wrong with the others, which stay out. Raises BadInput when there is nothing to start one with.
     """
     async with AsyncExitStack() as stack:
         for replica in replicas:
             await stack.enter_async_context(replica.changing)
             replica.tried = True
-        taken = await _each({replica: _take(replica, weights) for replica in replicas})
-        loaded = [replica for replica, failure in taken.items() if failure is None]
-        sums = dict(zip(loaded, await asyncio.gather(*map(_checksums, loaded)), strict=True))
-        opened = await _each({replica: _reopen(replica, weights, _odd(replica, sums)) for replica in loaded})
+        taken = await _each({replica: _take(replica, terms) for replica in replicas})
+        sums = {replica: found for replica, found in taken.items() if not isinstance(found, EngineFailure)}
+        odd = terms.disagreeing({replica.name: found for replica, found in sums.items()})
+        opened = await _each({replica: _reopen(replica, terms.weights, odd.get(replica.name)) for replica in sums})
         for replica, failure in opened.items():
             if failure is None:
-                replica.held = weights
+                terms.settled = True
+                replica.held = terms.weights
                 replica.back()
-    return [failure for failure in {**taken, **opened}.values() if failure is not None]
+    return [outcome for outcome in {**taken, **opened}.values() if isinstance(outcome, EngineFailure)]
 
 
 async def prove(replica: Replica, weights: Weights) -> None:
@@ -62,52 +61,29 @@ async def prove(replica: Replica, weights: Weights) -> None:
         replica.back()
 
 
-def odd_ones(checksums: Mapping[str, Checksums]) -> dict[str, str]:
-    """Why which servers cannot be trusted, by name: their checksums are not those of more than half of them.
-
-    Where no majority agrees, nobody can be trusted.
-    """
-    counts = Counter(checksums.values())
-    common, times = counts.most_common(1)[0] if counts else ((), 0)
-    if len(counts) > 1 and 2 * times <= len(checksums):
-        common = ()
-    told = "; ".join(f"{name} {' '.join(sums)[:80]}" for name, sums in sorted(checksums.items()))
-    return {name: told for name, sums in checksums.items() if sums != common}
-
-
-async def _take(replica: Replica, weights: Weights) -> None:
-    """Pause and load, or start with these weights."""
+async def _take(replica: Replica, terms: Terms) -> Checksums | None:
+    """Pause and load, or start with these weights; the checksums of what it holds then, where it offers any."""
     deadlines = replica.deadlines
-    if replica.server is not None and (replica.client is None or not replica.server.running):
-        await replica.start(weights)
-    else:
-        replica.held = None
-        await replica.http.pause(deadlines.step_s)
-        await replica.http.update_weights(weights.directory, weights.tag, deadlines.load_s)
-        replica.hung = False
+    starts = replica.server is not None and (replica.client is None or not replica.server.running)
+    replica.held = None
+    if starts:
+        await replica.start(terms.weights)
     replica.info = await replica.http.server_info(deadlines.step_s)
+    terms.check(replica.name, replica.info)
+    if not starts:
+        await replica.http.pause(deadlines.step_s)
+        await replica.http.update_weights(terms.weights.directory, terms.weights.tag, deadlines.load_s)
+        replica.hung = False
+    return await replica.checksums()
 
 
 async def _reopen(replica: Replica, weights: Weights, odd: str | None) -> None:
     """Confirm, continue, and see a token come."""
     if odd is not None:
-        raise WrongVersion(f"{replica.name} holds weights that differ from the others'", given=f"checksums: {odd}")
+        raise Disagreement(f"{replica.name} holds weights that differ from the others'", given=f"checksums: {odd}")
     await replica.confirm(weights)
     await replica.http.resume(replica.deadlines.step_s)
     await _sample_one(replica, weights)
-
-
-async def _checksums(replica: Replica) -> Checksums | None:
-    try:
-        return await replica.checksums()
-    except EngineFailure as error:
-        log.warning("%s: no checksums: %s", replica.name, error)
-        return ()  # equal to nobody's
-
-
-def _odd(replica: Replica, sums: Mapping[Replica, Checksums | None]) -> str | None:
-    offered = {each.name: found for each, found in sums.items() if found is not None}
-    return odd_ones(offered).get(replica.name)
 
 
 async def _sample_one(replica: Replica, weights: Weights) -> None:
@@ -121,16 +97,15 @@ async def _sample_one(replica: Replica, weights: Weights) -> None:
     completion_of(answer, weights.version, fenced=True)
 
 
-async def _each(steps: Mapping[Replica, Coroutine[Any, Any, None]]) -> dict[Replica, EngineFailure | None]:
+async def _each(steps: Mapping[Replica, Coroutine[Any, Any, T]]) -> dict[Replica, T | EngineFailure]:
     """Run one step of each server at once; one that fails is out."""
 
-    async def guarded(replica: Replica, step: Coroutine[Any, Any, None]) -> EngineFailure | None:
+    async def guarded(replica: Replica, step: Coroutine[Any, Any, T]) -> T | EngineFailure:
         try:
-            await step
+            return await step
         except EngineFailure as failure:
             replica.out(str(failure))
             return failure
-        return None
 
     results = await asyncio.gather(*(guarded(replica, step) for replica, step in steps.items()))
     return dict(zip(steps, results, strict=True))

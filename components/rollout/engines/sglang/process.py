@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolloutpipe_core.config.models import EngineConfig, LaunchConfig, ModelConfig
-from rolloutpipe_core.errors import BadInput
+from rolloutpipe_core.errors import BadInput, EngineFailure
 from rolloutpipe_core.local import warden
 from rolloutpipe_core.local.process import free_ports
 
@@ -33,6 +33,8 @@ LOADS = "sglang_loads_*"
 SECRET = re.compile(r"^(?:ROLLOUTPIPE_(?:REDIS|S3)_|AWS_)")
 """Variables that a server has no use for: how to reach Redis and the store."""
 POLL_S = 0.1
+KILL_S = 5.0
+"""What the kernel gets to end a killed process; one that waits for a device may take for ever."""
 TAIL_BYTES = 4000
 
 log = logging.getLogger("rolloutpipe.sglang")
@@ -91,18 +93,21 @@ class LaunchedServer:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def ended(self) -> str:
-        """How the last process ended, for people."""
-        status = self._process.poll() if self._process else None
+    def state(self) -> str:
+        """That the last process runs or how it ended, for people."""
+        if self._process is None:
+            return "it was not started"
+        status = self._process.poll()
         if status is None:
-            return "it was not started" if self._process is None else "it runs"
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+            how = "runs"
+        else:
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
         return f"it {how}; {self.log} ends: {self._tail()}"
 
-    def start(self, weights: Weights) -> str:
+    async def start(self, weights: Weights) -> str:
         """Start the process with these weights and return its URL; it does not answer yet.
 
-        Raises BadInput when there is no such interpreter.
+        Raises BadInput when there is no such interpreter, EngineFailure when the last process cannot be ended.
         """
         launch = self._plan.launch
         python = shutil.which(launch.python)
@@ -113,7 +118,7 @@ class LaunchedServer:
                 expected="engine.launch.python to be an executable",
                 remedy="install SGLang into an environment of its own; on a CPU: infra/sglang-cpu/install",
             )
-        self.sweep()
+        await self._sweep()
         port = free_ports(1)[0]
         command = [sys.executable, "-I", "-S", warden.__file__, str(os.getpid()), python, "-m", "sglang.launch_server"]
         command += server_arguments(self._plan.arguments, launch.arguments, weights, port)
@@ -131,29 +136,39 @@ class LaunchedServer:
         return f"http://{HOST}:{port}"
 
     async def stop(self, deadline_s: float) -> None:
-        """Ask it to end, then kill what is left of it. Returns when all of it is gone."""
-        process = self._process
-        if process is None:
-            return
+        """Ask it to end, then kill what is left of it."""
         try:
-            if process.poll() is None:
-                process.terminate()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(deadline_s):
-                        while process.poll() is None:
-                            await asyncio.sleep(POLL_S)
+            if self._process is not None and self.running:
+                self._process.terminate()
+                await self._ends(deadline_s)
         finally:
-            self.sweep()
+            try:
+                await self._sweep()
+            except EngineFailure as error:
+                log.error("%s", error)
 
-    def sweep(self) -> None:
-        """Kill what is left of the process group, and remove what dead servers left in shared memory."""
+    async def _sweep(self) -> None:
+        """Kill what is left of the process group, and remove what dead servers left in shared memory.
+
+        Raises EngineFailure when it does not end.
+        """
         if self._process is None or self._group is None:
             return
         with suppress(ProcessLookupError):
             os.killpg(self._group, signal.SIGKILL)
+        if not await self._ends(KILL_S):
+            given, expected = f"process {self._process.pid}", f"its end within {KILL_S:g} s of SIGKILL"
+            raise EngineFailure(f"{self.name} cannot be ended", given, expected, "see what it waits for in the kernel")
         self._group = None  # once: the number may be another's later
-        self._process.wait()
         sweep_shared_memory(SHARED_MEMORY)
+
+    async def _ends(self, deadline_s: float) -> bool:
+        """Whether the process ended within the deadline."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self.running:
+                    await asyncio.sleep(POLL_S)
+        return not self.running
 
     def _tail(self) -> str:
         """The last line that says something."""
@@ -181,7 +196,7 @@ def server_environment(worker: Mapping[str, str], extra: Mapping[str, str]) -> d
 
 
 def sweep_shared_memory(folder: Path) -> None:
-    """Remove the load files that no live process has open or mapped."""
+    """Remove the load files that no live process maps, as SGLang's do."""
     files = {str(path): path for path in folder.glob(LOADS)}
     if not files:
         return

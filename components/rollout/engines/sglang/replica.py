@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 from rolloutpipe_core.errors import EngineFailure, RolloutPipeError
@@ -14,7 +14,7 @@ from rolloutpipe_core.errors import EngineFailure, RolloutPipeError
 from .answers import Generated, ServerInfo
 from .client import SglangClient
 from .deadlines import Deadlines
-from .failures import Lost, Refused, Unreachable, WrongVersion
+from .failures import Broken, Ended, Lost, Refused, Unreachable, WrongVersion
 from .process import LaunchedServer
 from .weights import Weights
 
@@ -133,44 +133,55 @@ class Replica:
         self._shown.close()
 
     async def ask(self, body: Mapping[str, Any]) -> Generated:
-        """One sample. Raises Lost, Unreachable, Refused or Unusable."""
+        """One sample. Cancelling the call ends it at the server, too. Raises Lost, Unreachable, Refused or Unusable."""
         request = asyncio.ensure_future(self.http.generate(body))
         self._requests.add(request)
         try:
             answer = await request
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the caller wants no answer any more
+            if task is not None and task.cancelling():  # the caller wants no answer any more
+                await self._abort(str(body["rid"]))
+                raise
             raise Lost(f"{self.name} went out of service", given=self.reason) from None
         finally:
             self._requests.discard(request)
         self._quiet_since_s = time.monotonic()
         return answer
 
+    async def _abort(self, rid: str) -> None:
+        """Free what a request holds at the server, which would notice only after seconds that we hung up."""
+        with suppress(EngineFailure):  # one that does not answer has a keeper to see to it
+            await self.http.abort(rid, self.deadlines.abort_s)
+
     async def start(self, weights: Weights) -> None:
-        """Start our server with these weights, and wait for its first answer."""
+        """Start our server with these weights, and wait for its first answer.
+
+        Raises Ended or Unreachable when none comes, BadInput when there is no such interpreter.
+        """
         if self.server is None:
             raise Unreachable(f"{self.name} does not run")
         await self.close_client()
         self.held = None
         if self.server.pid is not None:
-            log.warning("%s is started again: %s", self.name, self.server.ended)
-            self.note(f"is started again: {self.server.ended}")
-        client = SglangClient(self.server.start(weights))
+            log.warning("%s is started again: %s", self.name, self.server.state)
+            self.note(f"is started again: {self.server.state}")
+        client = SglangClient(await self.server.start(weights))
+        self.reason = f"{weights.version} is being loaded: it starts; its log is {self.server.log}"
         log.info("%s starts at %s; its log is %s", self.name, client.url, self.server.log)
         try:
             async with asyncio.timeout(self.deadlines.start_s):
                 while not await _answers(client):
                     if not self.server.running:
-                        raise EngineFailure(f"{self.name} ended at its start", given=self.server.ended)
+                        raise Ended(f"{self.name} ended at its start", given=self.server.state)
                     await asyncio.sleep(READY_POLL_S)
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):
                 expected = f"an answer within engine.launch.start_s = {self.deadlines.start_s:g} s"
+                given = self.server.state
                 await self.server.stop(0)
-                raise Unreachable(f"{self.name} does not start", expected=expected, given=self.server.ended) from None
+                raise Unreachable(f"{self.name} does not start", expected=expected, given=given) from None
             raise
         self.client, self.hung = client, False
 
@@ -181,9 +192,11 @@ class Replica:
             raise WrongVersion(f"{self.name} holds other weights", given=str(told), expected=weights.tag)
 
     async def checksums(self) -> tuple[str, ...] | None:
-        """Of the weights in its memory, rank by rank; None where the server offers none."""
+        """Of the weights in its memory, rank by rank; None where the server offers none. Raises EngineFailure."""
         try:
             return await self.http.checksums(self.deadlines.step_s)
+        except Broken:
+            raise
         except Refused as error:
             log.debug("%s offers no checksums of its weights: %s", self.name, error)
             return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 from pathlib import Path
 
 import pytest
+from rolloutpipe_components.rollout.engines.sglang import process
 from rolloutpipe_components.rollout.engines.sglang.process import (
     LaunchedServer,
     LaunchPlan,
@@ -17,7 +19,7 @@ from rolloutpipe_components.rollout.engines.sglang.weights import Weights
 
 from rolloutpipe_core.config.models import EngineConfig, LaunchConfig, ModelConfig
 from rolloutpipe_core.domain import WeightVersion
-from rolloutpipe_core.errors import BadInput
+from rolloutpipe_core.errors import BadInput, EngineFailure
 
 WEIGHTS = Weights(WeightVersion(2, "e" * 64), Path("/weights/ee"))
 
@@ -71,8 +73,35 @@ def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     launch = LaunchConfig(python=str(tmp_path / "no-python"))
     server = LaunchedServer(LaunchPlan(launch, (), tmp_path), "sglang-0")
     with pytest.raises(BadInput, match="infra/sglang-cpu/install"):
-        server.start(WEIGHTS)
+        asyncio.run(server.start(WEIGHTS))
     assert not server.running
+
+
+def test_a_process_that_the_kernel_does_not_end_is_told_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for a device takes no signal: here it is none that is sent."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho it waits >&2\nexec sleep 300\n")
+    python.chmod(0o755)
+    server = LaunchedServer(LaunchPlan(LaunchConfig(python=str(python)), (), tmp_path), "sglang-0")
+
+    async def scenario() -> None:
+        await server.start(WEIGHTS)
+        pid = server.pid
+        with monkeypatch.context() as patched:
+            patched.setattr(process, "KILL_S", 0.3)
+            patched.setattr(process.os, "killpg", lambda _group, _number: None)
+            patched.setattr(process.subprocess.Popen, "terminate", lambda _process: None)
+            await server.stop(0)
+            with pytest.raises(EngineFailure, match=f"sglang-0 cannot be ended; given: process {pid}; "):
+                await server.start(WEIGHTS)
+        assert server.running
+        assert server.state.startswith("it runs; ")
+        await server.stop(0)
+        assert server.state.startswith("it was ended by SIG")
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_only_what_nobody_uses_is_swept(tmp_path: Path) -> None:

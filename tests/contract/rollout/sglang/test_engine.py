@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from rolloutpipe_core.config.models import EngineConfig, ModelConfig
 from rolloutpipe_core.domain import Completion, FinishReason, VersionSpan
 from rolloutpipe_core.errors import BadInput, EngineFailure
 
-from .conftest import DEADLINES, PROMPT, SLOTS, Fleet, Version, sample, scheduler_of, version_of
+from .conftest import DEADLINES, PROMPT, SLOTS, Fleet, Version, sample, scheduler_of, until, version_of
+from .proxy import Proxy
 
 EOS_ID = 1
 TOLERANCE = 1e-5
@@ -211,6 +213,43 @@ def test_a_call_that_is_dropped_frees_its_slots_and_its_server(fleet: Fleet, v0:
     fleet.run(scenario())
 
 
+def test_what_a_dropped_call_had_at_a_server_is_ended_there(fleet: Fleet, v0: Version) -> None:
+    """By name: what is between does not hang up as the caller does, so that the server's own answers tell."""
+    sent: set[str] = set()
+    ended: dict[str, str] = {}
+
+    def request(path: str, message: dict[str, Any]) -> dict[str, Any]:
+        if path == "/generate":
+            sent.add(message["rid"])
+        return message
+
+    def answer(path: str, message: dict[str, Any]) -> dict[str, Any]:
+        if path == "/generate":
+            ended[message["meta_info"]["id"]] = message["meta_info"]["finish_reason"]["type"]
+        return message
+
+    async def scenario() -> None:
+        await fleet.load(v0)
+        async with Proxy(fleet.urls[0], request, answer).listening() as url:
+            config = EngineConfig(kind="sglang", urls=(url,), slots=SLOTS)
+            engine = SglangEngine(config, ModelConfig(path="unused"), DEADLINES)
+            try:
+                await engine.load(v0.version, v0.directory)
+                before = set(sent)
+                call = asyncio.create_task(sample(engine, SLOTS, max_new_tokens=400, temperature=20.0))
+                await until(lambda: len(sent - before) == SLOTS)
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+                await until(lambda: ended.keys() >= sent)
+                assert "abort" in {ended[rid] for rid in sent - before}
+                assert {ended[rid] for rid in before} == {"length"}
+            finally:
+                await engine.close()
+
+    fleet.run(scenario())
+
+
 def test_by_priority_the_server_itself_puts_the_frontier_first(fleet: Fleet, v0: Version) -> None:
     config = EngineConfig(kind="sglang", urls=fleet.urls[:1], slots=SLOTS, frontier_by="priority")
 
@@ -242,20 +281,35 @@ def test_by_priority_the_server_itself_puts_the_frontier_first(fleet: Fleet, v0:
 
 
 def test_a_server_that_cannot_schedule_by_priority_is_refused(fleet: Fleet, v0: Version) -> None:
-    config = EngineConfig(kind="sglang", urls=fleet.urls[:1], frontier_by="priority")
+    """At the first load it ends the worker; later such a server is out, and the others go on without."""
+    plain = True
 
-    async def scenario() -> None:
-        engine = SglangEngine(config, ModelConfig(path="unused"), DEADLINES)
-        try:
-            await engine.load(v0.version, v0.directory)
-            (replica,) = engine.replicas
-            replica.info = replica.info.model_copy(update={"enable_priority_scheduling": False})
-            with pytest.raises(BadInput, match="does not schedule by priority"):
-                engine._check_priorities()
-        finally:
-            await engine.close()
+    def answer(path: str, message: dict[str, Any]) -> dict[str, Any]:
+        return {**message, "enable_priority_scheduling": False} if path == "/server_info" and plain else message
 
-    fleet.run(scenario())
+    async def scenario() -> tuple[str, str]:
+        nonlocal plain
+        await fleet.load(v0)
+        async with fleet.lent(v0) as urls, Proxy(urls[0], answer=answer).listening() as url:
+            config = EngineConfig(kind="sglang", urls=(url, urls[1]), slots=2 * SLOTS, frontier_by="priority")
+            engine = SglangEngine(config, ModelConfig(path="unused"), DEADLINES)
+            first, second = engine.replicas
+            try:
+                with pytest.raises(BadInput, match=r"does not schedule by priority.*engine.frontier_by"):
+                    await engine.load(v0.version, v0.directory)
+                plain = False
+                await engine.load(v0.version, v0.directory)
+                assert first.serving
+                plain = True
+                await engine.load(v0.version, v0.directory)
+                assert len(await sample(engine, 4, max_new_tokens=4)) == 4
+                assert (first.serving, second.serving) == (False, True)
+                return url, first.reason
+            finally:
+                await engine.close()
+
+    url, reason = fleet.run(scenario())
+    assert reason.startswith(f"{url} does not schedule by priority; ")
 
 
 def test_entropy_of_samples_is_the_models(fleet: Fleet, v0: Version) -> None:

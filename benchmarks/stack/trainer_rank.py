@@ -71,7 +71,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     folder = resolve_model(config.model.path)
     trainer = MegatronTrainer.of(config, folder)
-    layout = Layout.start(config.trainer, config.model.device)
+    layout = Layout.start(config.trainer, config.model.device, config.deadlines.rank_s)
     architecture = read_architecture(read_config(folder))
     loop = BareLoop(architecture, layout, config.trainer, config.optimizer)
     schedule = config.schedule

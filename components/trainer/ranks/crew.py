@@ -2,7 +2,7 @@
 
     any thread: ask ──{do, number, ...}──> every follower
                          answers <──{number, ...}── a listening thread for each follower
-                                     {failed} or the end of the connection: the rank is lost
+                                     {failed}, the end of the connection, or not even {alive}: the rank is lost
 
 A lost rank ends this process. Whoever waits here hears of it; whoever stands in a collective may never, so that the
 listening thread ends the process itself when nobody did within a moment. The restart replays from the last commit.
@@ -13,16 +13,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from rolloutpipe_core.errors import RankLost, RolloutPipeError
+from rolloutpipe_core.errors import DeadlineExceeded, RankLost, RolloutPipeError
 from rolloutpipe_core.ledger.beacon import Waiting
 
+from .collective import timed_out
 from .meeting import Line
 
 log = logging.getLogger("rolloutpipe.trainer")
@@ -30,6 +32,8 @@ log = logging.getLogger("rolloutpipe.trainer")
 GRACE_S = 3.0
 """What the main thread gets to end by itself; and how long it looks for the cause when a collective breaks."""
 POLL_S = 0.2
+SILENT_S = 2.0
+"""A rank that was not heard of for so long, though it beats every half a second, stands still."""
 REMEDY = "see the rank's own lines in the log; started again, the trainer goes on from the last commit"
 
 T = TypeVar("T")
@@ -67,7 +71,9 @@ class Crew:
         self._numbers = count(1)
         self._open: dict[int, Question] = {}
         self._forgotten: deque[int] = deque()
-        self._lost: RankLost | None = None
+        self._doing = ""
+        self._heard = dict.fromkeys(lines, time.monotonic())
+        self._lost: RolloutPipeError | None = None
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._ended = threading.Event()
@@ -94,7 +100,11 @@ class Crew:
             line.hang_up()
 
     def together(self, do: str, own: Callable[[], T], **message: Any) -> tuple[T, Answers]:
-        """Have every rank do the same; `own` is this one's part. Returns its outcome and the others' answers."""
+        """Have every rank do the same; `own` is this one's part. Returns its outcome and the others' answers.
+
+        Raises RankLost, and DeadlineExceeded with the ranks that did not come.
+        """
+        self._doing = do
         question = self.ask(do, **message)
         try:
             outcome = own()
@@ -105,7 +115,7 @@ class Crew:
         return outcome, self.answers(question)
 
     def ask(self, do: str, **message: Any) -> Question:
-        """Give every follower an order, without waiting. Raises RankLost."""
+        """Give every follower an order, without waiting. Raises what lost a rank."""
         question = Question(do, next(self._numbers))
         with self._changed:
             if self._lost is not None:
@@ -115,7 +125,7 @@ class Crew:
         return question
 
     def answers(self, question: Question) -> Answers:
-        """Wait for every follower's answer. Raises RankLost, and DeadlineExceeded with the ranks that owe one."""
+        """Wait for every follower's answer. Raises what lost a rank, and DeadlineExceeded with those that owe one."""
         try:
             if not self._complete(question, 0):
                 with self._waiting(self._owed(question), self._deadline_s) as wait:
@@ -163,22 +173,26 @@ class Crew:
         """A listening thread."""
         try:
             while True:
-                answer = self._lines[rank].channel.receive()
+                answer = self._lines[rank].channel.receive(self._deadline_s)
+                self._heard[rank] = time.monotonic()
                 if "failed" in answer:
-                    self._lose(rank, answer["failed"])
+                    # Late are the ranks that it waited for, not this one.
+                    self._lose(self._late(answer["failed"]) if answer.get("late") else _lost(rank, answer["failed"]))
                     return
+                if "alive" in answer:
+                    continue
                 with self._changed:
                     if (question := self._open.get(answer["number"])) is not None:
                         question.answers[rank] = answer
                         self._changed.notify_all()
+        except TimeoutError:
+            self._lose(self._stands_still(rank))
         except (EOFError, OSError):
-            if not self._ended.is_set():
-                self._lose(rank, self._how_ended(rank))
+            self._lose(_lost(rank, self._how_ended(rank)))
 
-    def _lose(self, rank: int, how: str) -> None:
-        lost = RankLost(f"rank {rank} of the trainer is lost", given=how, remedy=REMEDY)
+    def _lose(self, lost: RolloutPipeError) -> None:
         with self._changed:
-            if self._lost is not None:
+            if self._lost is not None or self._ended.is_set():
                 return  # one brings down the others
             self._lost = lost
             self._changed.notify_all()
@@ -186,16 +200,40 @@ class Crew:
             log.error("trainer %s ends: %s", self._name, lost)
             os._exit(lost.exit_code)
 
-    def _cause(self, do: str, error: Exception) -> RankLost:
-        """Why this rank's part broke: a collective breaks here when another rank is lost."""
+    def _stands_still(self, rank: int) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"waited {self._deadline_s:g} s for a sign of life from rank {rank}",
+            given="its connection is open: its process is stopped, or its machine out of reach",
+            remedy=REMEDY,
+        )
+
+    def _late(self, said: str) -> DeadlineExceeded:
+        """A collective's deadline passed, on whichever rank."""
+        now = time.monotonic()
+        silent = [rank for rank, heard in self._heard.items() if now - heard > SILENT_S]
+        signs = f"no sign of life from {named(silent)}" if silent else "all ranks show signs of life"
+        return DeadlineExceeded(
+            f"waited {self._deadline_s:g} s, in a collective, for {named(silent) or 'other ranks'} to {self._doing}",
+            given=f"{signs}; {said.partition(chr(10))[0]}",
+            remedy=REMEDY if silent else f"raise deadlines.rank_s if one computes that much longer; {REMEDY}",
+        )
+
+    def _cause(self, do: str, error: Exception) -> RolloutPipeError:
+        """Why this rank's part broke: a collective breaks here when another rank is lost, or late."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost, GRACE_S)
             if self._lost is not None:
                 return self._lost
+        if timed_out(error):
+            return self._late(str(error))
         log.error("rank 0 failed to %s", do, exc_info=error)
         return RankLost(f"rank 0 failed to {do}", given=f"{type(error).__name__}: {error}", remedy=REMEDY)
 
 
-def named(ranks: Iterable[int]) -> str:
-    """`named({3, 1}) == "rank 1, 3"`."""
-    return f"rank {', '.join(map(str, sorted(ranks)))}"
+def _lost(rank: int, how: str) -> RankLost:
+    return RankLost(f"rank {rank} of the trainer is lost", given=how, remedy=REMEDY)
+
+
+def named(ranks: Collection[int]) -> str:
+    """`named({3, 1}) == "rank 1, 3"`; of none it is empty."""
+    return f"rank {', '.join(map(str, sorted(ranks)))}" if ranks else ""

@@ -1,5 +1,6 @@
 """A trainer rank other than 0: it does what rank 0 says, and knows neither Redis nor the schedule.
 
+                          beating thread: {alive}, whatever the others do ──────────────────────────────> rank 0
     rank 0 ──> listening thread ──┬── read ──> reading threads: fetch, hash, decode, gate ──> verdict ──┐
                                   ├── forget: a group that rank 0 let go of                             ├──> rank 0
                                   └── all else ──> main thread: the backend, in collectives ──> answer ─┘
@@ -24,12 +25,15 @@ from rolloutpipe_core.errors import RankLost, RolloutPipeError
 
 from ..rank import Files, Rank, Start
 from ..trainer import Backend
+from .collective import timed_out
 from .meeting import Line
 from .messages import expectation_from, ref_from, start_from, to_message
 
 log = logging.getLogger("rolloutpipe.trainer")
 
 READERS = 2
+BEAT_S = 0.5
+"""How often it tells rank 0 that it runs."""
 END_S = 3.0
 """What the main thread gets to end by itself once rank 0 is gone."""
 NEWS_S = 0.5
@@ -57,7 +61,8 @@ class Follower:
         self._backend: Backend | None = None
 
     def __enter__(self) -> Follower:
-        threading.Thread(target=self._listen, name="rank-0", daemon=True).start()
+        for work, name in ((self._listen, "rank-0"), (self._beat, "beat")):
+            threading.Thread(target=work, name=name, daemon=True).start()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
@@ -66,7 +71,7 @@ class Follower:
         if error is not None:
             said = str(error) if isinstance(error, RolloutPipeError) else f"{type(error).__name__}: {error}"
             with suppress(OSError):
-                self._tell({"failed": said})
+                self._tell({"failed": said, "late": timed_out(error)})
         self._files.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -145,6 +150,12 @@ class Follower:
             if not self._ended.wait(END_S):
                 log.warning("rank %d ends, as rank 0 did", self._number)
                 os._exit(RankLost.exit_code)
+
+    def _beat(self) -> None:
+        """The beating thread."""
+        with suppress(OSError):  # the listening thread knows
+            while not self._ended.wait(BEAT_S):
+                self._tell({"alive": True})
 
     def _take_orders(self) -> None:
         while True:

@@ -3,7 +3,8 @@
 Orders     {do, number, forget: [numbers of reads], ...}
              read {ref, expected}, fetch {start}, load, begin_round, begin_update {update},
              accumulate {groups: [numbers of reads]}, step, export, save, end (the one without an answer)
-Answers    {number}, {number, result} to step, {number, error} to read and fetch; {failed: why}: the rank ends
+Answers    {number}, {number, result} to step, {number, error} to read and fetch
+           {alive: true}, unasked, again and again; {failed: why, late: true when others were}: the rank ends
 """
 
 from __future__ import annotations

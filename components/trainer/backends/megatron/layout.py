@@ -36,11 +36,11 @@ class Layout:
     device: torch.device
 
     @classmethod
-    def start(cls, trainer: TrainerConfig, device: str) -> Layout:
+    def start(cls, trainer: TrainerConfig, device: str, deadline_s: float) -> Layout:
         """Collective. Make megatron-core's process groups; a process keeps those of its first trainer.
 
-        Without torch.distributed this process is the only rank. Raises BadInput when the ranks are not as many as the
-        configuration says.
+        No rank waits in one of their operations longer than `deadline_s`. Without torch.distributed this process is the
+        only rank. Raises BadInput when the ranks are not as many as the configuration says.
         """
         kind = torch.device(device)
         cuda = torch.cuda.is_available()
@@ -65,7 +65,12 @@ class Layout:
                 expected=f"tensor_parallel {tensor} x data_parallel {data} x pipeline_parallel {pipeline}",
             )
         if not parallel_state.model_parallel_is_initialized():
-            parallel_state.initialize_model_parallel(tensor, pipeline, create_gloo_process_groups=False)
+            parallel_state.initialize_model_parallel(
+                tensor,
+                pipeline,
+                create_gloo_process_groups=False,
+                distributed_timeout_minutes=deadline_s / 60,  # it makes a timedelta of it
+            )
             if cuda:
                 model_parallel_cuda_manual_seed(1)  # there is no dropout: nothing is drawn
         return cls(

@@ -62,17 +62,18 @@ class MegatronTrainer:
         optimizer: OptimizerConfig,
         trainer: TrainerConfig,
         sampling: SamplingConfig,
+        deadline_s: float,
         reference: Path | None = None,
     ) -> None:
         """Load the weights to start from.
 
         `directory` and `reference` hold HF files; `reference` is the run's version 0, needed (and held in memory) only
-        when `loss.kl_coefficient` > 0. Raises BadInput for a folder without a usable model, one that the backend does
-        not know, and ranks that do not fit the configuration.
+        when `loss.kl_coefficient` > 0. No collective waits longer than `deadline_s`. Raises BadInput for a folder
+        without a usable model, one that the backend does not know, and ranks that do not fit the configuration.
         """
         self._loss, self._optimizer, self._trainer = loss, optimizer, trainer
         self._temperature = sampling.temperature
-        self._layout = Layout.start(trainer, model.device)
+        self._layout = Layout.start(trainer, model.device, deadline_s)
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         config = read_config(directory)
         self._architecture = read_architecture(config)
@@ -99,6 +100,7 @@ class MegatronTrainer:
             optimizer=config.optimizer,
             trainer=config.trainer,
             sampling=config.sampling,
+            deadline_s=config.deadlines.rank_s,
             reference=reference,
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -31,32 +32,41 @@ def waiting(what: str, deadline_s: float) -> Iterator[Waiting]:
 
 
 class Follower:
-    """Answers as `reply` says: None ends the connection, {} is a plain answer."""
+    """Answers as `reply` says: None ends the connection, {} is a plain answer. It says that it is alive if `beats`."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, beats: bool = True) -> None:
         self.received: list[dict[str, Any]] = []
         ours, theirs = socket.socketpair()
         self.line = Line(theirs, _channel(theirs))
         self._own = Line(ours, _channel(ours))
         self._reply = reply
-        threading.Thread(target=self._run, daemon=True).start()
+        self._sending = threading.Lock()
+        for work in (self._serve, self._beat) if beats else (self._serve,):
+            threading.Thread(target=work, daemon=True).start()
 
-    def _run(self) -> None:
-        with suppress(EOFError, OSError):
-            self._serve()
+    def _beat(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._tell({"alive": True})
+                time.sleep(0.05)
 
     def _serve(self) -> None:
-        while True:
-            order = self._own.channel.receive()
-            self.received.append(order)
-            if order["do"] == "end":
-                return
-            answer = self._reply(order)
-            if answer is None:
-                self._own.hang_up()
-                return
-            if answer.get("silent") is None:
-                self._own.channel.send({"number": order["number"], **answer})
+        with suppress(EOFError, OSError):
+            while True:
+                order = self._own.channel.receive()
+                self.received.append(order)
+                if order["do"] == "end":
+                    return
+                answer = self._reply(order)
+                if answer is None:
+                    self._own.hang_up()
+                    return
+                if answer.get("silent") is None:
+                    self._tell({"number": order["number"], **answer})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            self._own.channel.send(message)
 
 
 def _channel(end: socket.socket) -> Channel:
@@ -73,8 +83,11 @@ def vars_of(result: UpdateResult) -> dict[str, Any]:
 
 
 @contextmanager
-def crew_of(*replies: Reply, deadline_s: float = 20.0) -> Iterator[tuple[Crew, list[Follower]]]:
-    followers = [Follower(reply) for reply in replies]
+def crew_of(
+    *replies: Reply, deadline_s: float = 20.0, still: Collection[int] = ()
+) -> Iterator[tuple[Crew, list[Follower]]]:
+    """Ranks in `still` give no sign of life."""
+    followers = [Follower(reply, beats=rank not in still) for rank, reply in enumerate(replies, 1)]
     lines = {rank: follower.line for rank, follower in enumerate(followers, 1)}
     with Crew(lines, "trainer", deadline_s, waiting, lambda rank: f"how rank {rank} ended") as crew:
         yield crew, followers
@@ -145,9 +158,49 @@ def test_an_error_of_rank_0_alone_is_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_rank_that_never_answers_is_named() -> None:
-    late = pytest.raises(DeadlineExceeded, match=r"waited 0\.3 s for rank 2 to save")
-    with crew_of(plain, lambda order: {"silent": True}, deadline_s=0.3) as (crew, _), late:
+    late = pytest.raises(DeadlineExceeded, match=r"waited 1 s for rank 2 to save")
+    with crew_of(plain, lambda order: {"silent": True}, deadline_s=1.0) as (crew, _), late:
         crew.together("save", lambda: None)
+
+
+def test_a_rank_that_stands_still_is_named_whatever_the_others_do() -> None:
+    """No answer is awaited of it: rank 0 may stand in a collective that it does not come to."""
+    with crew_of(plain, plain, still={2}, deadline_s=1.0) as (crew, _):
+        with pytest.raises(DeadlineExceeded, match="waited 1 s for a sign of life from rank 2"):
+            crew.together("step", lambda: time.sleep(1.5))
+        with pytest.raises(DeadlineExceeded, match="rank 2"):
+            crew.ask("step")
+
+
+TIMED_OUT = "[unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete\nException raised from"
+
+
+@pytest.mark.parametrize("late", ["rank 0", "rank 1"])
+def test_who_was_late_for_a_collective_is_not_who_waited(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 stands still; the deadline passes on rank 0 or on rank 1."""
+    monkeypatch.setattr("rolloutpipe_components.trainer.ranks.crew.SILENT_S", 0.5)
+    if late == "rank 0":
+        monkeypatch.setattr("rolloutpipe_components.trainer.ranks.crew.GRACE_S", 0.01)
+
+    def first(order: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(1)
+        return {"failed": TIMED_OUT, "late": True} if late == "rank 1" else {"silent": True}
+
+    def own() -> None:
+        time.sleep(1)
+        raise RuntimeError(TIMED_OUT if late == "rank 0" else "Connection closed by peer")
+
+    expected = r"waited 20 s, in a collective, for rank 2 to step; given: no sign of life from rank 2; \[.*complete; do"
+    named = pytest.raises(DeadlineExceeded, match=expected)
+    with crew_of(first, lambda order: {"silent": True}, still={2}) as (crew, _), named:
+        crew.together("step", own)
+
+
+def test_ranks_that_are_alive_and_too_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolloutpipe_components.trainer.ranks.crew.GRACE_S", 0.01)
+    apart = pytest.raises(DeadlineExceeded, match="for other ranks to step; given: all ranks show signs of life")
+    with crew_of(plain) as (crew, _), apart:
+        crew.together("step", lambda: raised(RuntimeError(TIMED_OUT)))
 
 
 def test_an_answer_to_a_question_that_was_given_up_is_passed_over() -> None:
@@ -158,7 +211,7 @@ def test_an_answer_to_a_question_that_was_given_up_is_passed_over() -> None:
             first.wait(20)
         return {"to": order["do"]}
 
-    with crew_of(late, deadline_s=0.2) as (crew, _):
+    with crew_of(late, deadline_s=1.0) as (crew, _):
         with pytest.raises(DeadlineExceeded):
             crew.answers(crew.ask("save"))
         first.set()

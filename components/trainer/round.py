@@ -159,14 +159,19 @@ class RoundTraining:
         return [ready.ref for ready in taken]
 
     def _replay(self, refs: Sequence[GroupRef]) -> list[GroupRef]:
-        """Accumulate what was assigned to this update before a restart, in the recorded order."""
+        """Accumulate what was assigned to this update before a restart, in the recorded order.
+
+        At once, as it was where an update's groups are awaited: then micro-batches and bits are the same again.
+        """
+        groups = []
         for ref in refs:
             try:
-                group = self.read(ref, self.facts.expectation(ref.attempt))
+                groups.append(self.read(ref, self.facts.expectation(ref.attempt)))
             except Damaged as error:
                 raise self._unassigned(f"recorded assignment of {ref.group} can't be replayed: {error}") from error
+        if groups:
             with self.stopwatch.busy():
-                self.trainer.accumulate([group])
+                self.trainer.accumulate(groups)
         return list(refs)
 
     def _unassigned(self, reason: str) -> Damaged:

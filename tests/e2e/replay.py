@@ -1,15 +1,26 @@
-"""A run's commits trained again, by one rank of the `torch` backend: the weights must be those that were published."""
+"""A run's commits trained again: the weights must be those that were published.
+
+One rank of the `torch` backend comes near them, as many ranks as were there have them to the bit.
+"""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 import yaml
 from rolloutpipe_components.trainer.backends.torch import TorchTrainer
-from safetensors.torch import load_file
+from rolloutpipe_components.trainer.ranks.place import Place, rank_count
+from safetensors.torch import load, load_file
 from torch import Tensor
 
-from rolloutpipe_core.config.models import RunConfig
+from rolloutpipe_core.config.models import RunConfig, TrainerConfig
 from rolloutpipe_core.data.models import resolve_model
+from rolloutpipe_core.local.process import free_ports
 from rolloutpipe_core.store.cache import DirectoryCache
 from rolloutpipe_core.store.commits import Commit, CommitChain
 from rolloutpipe_core.store.groups import decode_group
@@ -17,23 +28,29 @@ from rolloutpipe_core.store.weights import fetch_weights
 
 from .conftest import Run
 
+RANK = Path(__file__).parents[1] / "unit/trainer/backends/fsdp_rank.py"
+
+
+def config_of(run: Run) -> RunConfig:
+    return RunConfig.model_validate(yaml.safe_load((run.folder / "run.yaml").read_text()))
+
 
 def commits(run: Run) -> list[Commit]:
     return [link.commit for link in CommitChain(run.store, run.name).read() if isinstance(link.commit, Commit)]
 
 
-def published(run: Run) -> dict[str, Tensor]:
-    """The newest version's weights."""
+def published(run: Run, commit: Commit) -> bytes:
+    """The file of its version's weights."""
     with DirectoryCache(run.folder / "read") as cache:
-        folder = fetch_weights(run.store, run.name, commits(run)[-1].weights_sha, cache)
-        return load_file(folder / "model.safetensors")
+        return (fetch_weights(run.store, run.name, commit.weights_sha, cache) / "model.safetensors").read_bytes()
 
 
 def replayed(run: Run) -> dict[str, Tensor]:
     """The same as one rank makes it of the assignments that the commits record."""
     torch.set_num_threads(1)
-    config = RunConfig.model_validate(yaml.safe_load((run.folder / "run.yaml").read_text()) | {"trainer": {}})
-    trainer = TorchTrainer.of(config, resolve_model(config.model.path))
+    config = config_of(run)
+    one = config.model_copy(update={"trainer": TrainerConfig()})
+    trainer = TorchTrainer.of(one, resolve_model(config.model.path))
     for commit in commits(run):
         trainer.begin_round()
         for update in commit.updates:
@@ -55,7 +72,44 @@ def assert_replay_is_what_was_published(run: Run) -> None:
     So the two are held to a thousandth of the way that training went. A group left out makes a fiftieth or more.
     """
     assert len(commits(run)) >= 2
-    config = RunConfig.model_validate(yaml.safe_load((run.folder / "run.yaml").read_text()))
-    start = flat(load_file(resolve_model(config.model.path) / "model.safetensors"))
-    ours, theirs = flat(replayed(run)), flat(published(run))
+    start = flat(load_file(resolve_model(config_of(run).model.path) / "model.safetensors"))
+    ours, theirs = flat(replayed(run)), flat(load(published(run, commits(run)[-1])))
     assert (ours - theirs).norm() < 1e-3 * (theirs - start).norm()
+
+
+def assert_ranks_replay_to_the_bit(run: Run, rounds: int) -> None:
+    """The first `rounds` rounds again on the configured number of ranks, each update's groups in one portion.
+
+    Not of a `stream` run, in which timing decides the portions.
+    """
+    folder, config, steps, groups = run.folder / "ranks", config_of(run), [], []
+    folder.mkdir()
+    for commit in commits(run)[:rounds]:
+        steps.append(["round"])
+        for update in commit.updates:
+            steps.append(["update", update.index, [list(range(len(groups), len(groups) + len(update.groups)))]])
+            groups += [run.store.get(group.object) for group in update.groups]
+    for place, group in enumerate(groups):
+        (folder / f"{place}.arrow").write_bytes(group)
+    case = {
+        "config": config.model_dump(mode="json"),
+        "model": str(resolve_model(config.model.path)),
+        "reference": None,
+        "steps": [*steps, ["export", "model"]],
+        "groups": [f"{place}.arrow" for place in range(len(groups))],
+    }
+    (folder / "cases.json").write_text(json.dumps({"replay": case}))
+    ports, count = free_ports(2), rank_count(config.trainer)
+    processes = []
+    for rank in range(count):
+        place = Place(rank, count, rank, "127.0.0.1", *ports, "token")
+        environment = {**os.environ, **place.environment(), "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen([sys.executable, str(RANK), str(folder)], env=environment))
+    try:
+        assert [process.wait(300) for process in processes] == [0] * count
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    again = (folder / "model" / "model.safetensors").read_bytes()
+    assert again == published(run, commits(run)[rounds - 1])

@@ -13,10 +13,13 @@ from rolloutpipe_core.ledger.events import GroupMoved
 from rolloutpipe_core.local.process import free_ports
 
 from .conftest import Process, Run
-from .replay import assert_replay_is_what_was_published
+from .replay import assert_ranks_replay_to_the_bit, assert_replay_is_what_was_published
 
 TWO = {"data_parallel": 2}
 LOST = 9
+LATE = 3
+START_S = 20
+"""Enough for a rank to start."""
 LAUNCHER = Path(__file__).with_name("damaged_rank.py")
 
 
@@ -51,7 +54,7 @@ def test_a_rank_that_is_killed_ends_the_trainer_with_the_reason_and_the_next_one
     run.configure(trainer=TWO, schedule={"rounds": 3}, leases={"lease_s": 2}, deadlines={"publish_s": 240})
     rollout, trainer = run.start("rollout"), run.start("trainer")
     run.wait_for(lambda: claimed(run, round=1))
-    os.kill(trainer.children()[0], signal.SIGKILL)
+    os.kill(trainer.children()[0], signal.SIGKILL)  # while round 1 is trained: version 2 is the replay's
     assert trainer.finish() == LOST, trainer.text()
     last = trainer.text().splitlines()[-1]
     assert "trainer trainer ends: rank 1 of the trainer is lost; given: its process was ended by SIGKILL" in last
@@ -68,6 +71,23 @@ def test_a_rank_that_is_killed_ends_the_trainer_with_the_reason_and_the_next_one
     audit = run.audit()
     assert audit.passed, audit.findings
     assert_replay_is_what_was_published(run)
+    assert_ranks_replay_to_the_bit(run, rounds=2)
+
+
+def test_a_rank_that_is_stopped_ends_the_trainer_by_its_deadline_and_is_named(run: Run) -> None:
+    """SIGSTOP: its connection stays open, and no collective breaks by itself."""
+    run.configure(trainer=TWO, schedule={"rounds": 50}, deadlines={"rank_s": START_S, "publish_s": 240})
+    run.start("rollout")
+    trainer = run.start("trainer")
+    run.wait_for(lambda: claimed(run, round=1))
+    child = trainer.children()[0]
+    os.kill(child, signal.SIGSTOP)
+    assert trainer.finish(START_S + 30) == LATE, trainer.text()
+    last = trainer.text().splitlines()[-1]
+    assert f"trainer trainer ends: waited {START_S} s" in last
+    assert "sign of life from rank 1" in last
+    assert "Traceback" not in trainer.text()
+    assert not is_alive(child), "a stopped one, too"
 
 
 def start_by_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Process]:

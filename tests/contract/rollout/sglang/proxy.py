@@ -23,6 +23,7 @@ class Proxy:
     def __init__(self, url: str, request: Rewrite = unchanged, answer: Rewrite = unchanged) -> None:
         self._target = urlsplit(url)
         self._request, self._answer = request, answer
+        self._tasks: set[asyncio.Task[None] | None] = set()
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -31,6 +32,8 @@ class Proxy:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Nobody else holds the task once its client hangs up; the server's answer must still be seen.
+        self._tasks.add(asyncio.current_task())
         up_reader, up_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
         # A connection that either side closes ends both; so does the end of the test.
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rolloutpipe_components.rollout.engines.sglang.client import SglangClient
 from rolloutpipe_components.rollout.engines.sglang.deadlines import Deadlines
@@ -104,6 +105,34 @@ def test_a_server_whose_scheduler_hangs_is_stalled(fleet: Fleet, v0: Version) ->
     check_whole(fleet.run(scenario()), v0.version)
 
 
+@pytest.mark.parametrize("mode", ["in_place", "abort"])
+def test_a_server_that_is_paused_is_never_ended(fleet: Fleet, v0: Version, mode: str) -> None:
+    """In place its scheduler stands still, and others get its samples. Else it works; they wait in front of it."""
+
+    async def scenario() -> list[list[Completion]]:
+        await fleet.load(v0)
+        first = fleet.engine.replicas[0]
+        pid, fence = process_of(first), first.fence
+        calls = await serve(fleet.engine)
+        async with httpx.AsyncClient(base_url=first.http.url, timeout=60, trust_env=False) as stranger:
+            (await stranger.post("/pause_generation", json={"mode": mode})).raise_for_status()
+            try:
+                if mode == "in_place":
+                    await asyncio.gather(*calls)
+                    assert "have made no step" in first.reason
+                else:
+                    await asyncio.sleep(4 * DEADLINES.probe_s)
+                    assert (first.serving, first.fence) == (True, fence)
+            finally:
+                (await stranger.post("/continue_generation", json={})).raise_for_status()
+        groups = await asyncio.gather(*calls)
+        await until(lambda: first.serving)
+        assert process_of(first) == pid
+        return groups
+
+    check_whole(fleet.run(scenario()), v0.version)
+
+
 def test_aborted_samples_are_sampled_again(fleet: Fleet, v0: Version) -> None:
     async def scenario() -> list[list[Completion]]:
         await fleet.load(v0)
@@ -167,6 +196,89 @@ def test_a_server_that_went_back_to_old_weights_is_out_until_it_has_the_rounds(
         return groups
 
     check_whole(fleet.run(scenario()), v1.version)
+
+
+CHECKSUMS = "/weights_checker"
+
+
+def test_a_server_that_returns_with_other_weights_under_the_same_name_stays_out(
+    fleet: Fleet, v0: Version, v1: Version
+) -> None:
+    """It misses a load, and is handed the weights alone: what it then holds is compared with what the others hold."""
+    mounted, corrupt = True, False
+    generated: list[str] = []
+
+    def request(path: str, message: dict[str, Any]) -> dict[str, Any]:
+        if path == "/generate":
+            generated.append(message["rid"])
+        if path == "/update_weights_from_disk" and not mounted:
+            return {**message, "model_path": message["model_path"] + "-not-mounted"}
+        return message
+
+    def answer(path: str, message: dict[str, Any]) -> dict[str, Any]:
+        if path == CHECKSUMS and corrupt:
+            return {**message, "ranks": [{**rank, "per_gpu_checksum": "0" * 64} for rank in message["ranks"]]}
+        return message
+
+    async def scenario() -> list[list[Completion]]:
+        nonlocal mounted, corrupt
+        await fleet.load(v0)
+        async with fleet.lent(v0) as urls, Proxy(urls[0], request, answer).listening() as url:
+            config = EngineConfig(kind="sglang", urls=(url, urls[1]), slots=16)
+            engine = SglangEngine(config, UNUSED, DEADLINES)
+            first, second = engine.replicas
+            try:
+                await engine.load(v0.version, v0.directory)
+                assert first.serving
+                mounted, corrupt = False, True
+                await engine.load(v1.version, v1.directory)
+                mounted = True
+                await until(lambda: "holds weights that differ from the others'" in first.reason)
+                generated.clear()
+                groups = [await sample(engine, K, group, max_new_tokens=24) for group in range(GROUPS)]
+                assert (first.serving, second.serving, generated) == (False, True, [])
+                corrupt = False
+                await until(lambda: first.serving)
+                assert first.held == second.held
+                return groups
+            finally:
+                await engine.close()
+
+    check_whole(fleet.run(scenario()), v1.version)
+
+
+def test_servers_that_disagree_about_the_weights_fail_the_load(fleet: Fleet, v0: Version) -> None:
+    """Two are no majority. One that cannot tell what it holds is out, and has no say."""
+    corrupt, mute = True, False
+
+    def answer(path: str, message: dict[str, Any]) -> dict[str, Any] | None:
+        if path == CHECKSUMS and mute:
+            return None
+        if path == CHECKSUMS and corrupt:
+            return {**message, "ranks": [{"per_gpu_checksum": "0" * 64}]}
+        return message
+
+    async def scenario() -> None:
+        nonlocal corrupt, mute
+        await fleet.load(v0)
+        async with fleet.lent(v0) as urls, Proxy(urls[0], answer=answer).listening() as url:
+            config = EngineConfig(kind="sglang", urls=(url, urls[1]), slots=16)
+            engine = SglangEngine(config, UNUSED, DEADLINES)
+            first, second = engine.replicas
+            try:
+                with pytest.raises(EngineFailure, match=r"the servers disagree about v0@.*; given: .*checksums: "):
+                    await engine.load(v0.version, v0.directory)
+                assert engine.version is None
+                corrupt, mute = False, True
+                await engine.load(v0.version, v0.directory)
+                assert (first.serving, second.serving) == (False, True)
+                assert f"{CHECKSUMS} gave no answer" in first.reason
+                mute = False
+                await until(lambda: first.serving)
+            finally:
+                await engine.close()
+
+    fleet.run(scenario())
 
 
 def test_answers_that_never_arrive_are_asked_for_again(fleet: Fleet, v0: Version) -> None:

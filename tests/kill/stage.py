@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rolloutpipe_core.config.connections import LOCAL_REGION, Connections, RedisConnection, S3Connection
+from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.local import leash
 from rolloutpipe_core.local.process import ServerProcess
 from rolloutpipe_core.local.seaweed import remove_stale_sockets, start_seaweedfs
@@ -25,6 +27,7 @@ from rolloutpipe_core.store.probe import probe_store
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "kill-test"
+RESTART_S = 15.0
 
 
 @dataclass
@@ -40,8 +43,16 @@ class Server:
         self.process = self.launch(None)
 
     def restart(self) -> None:
-        """Start it again after `process.kill()`."""
-        self.process = self.launch(self.process.record.ports)
+        """Start it again after `process.kill()`. Meanwhile a connection of any program may have got one of its ports."""
+        end = time.monotonic() + RESTART_S
+        while True:
+            try:
+                self.process = self.launch(self.process.record.ports)
+                return
+            except RolloutPipeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
 
 
 class Stage:

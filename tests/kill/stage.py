@@ -43,7 +43,7 @@ class Server:
         self.process = self.launch(None)
 
     def restart(self) -> None:
-        """Start it again after `process.kill()`. Meanwhile a connection of any program may have got one of its ports."""
+        """Start it again after `process.kill()`. Meanwhile some program's connection may have got one of its ports."""
         end = time.monotonic() + RESTART_S
         while True:
             try:

@@ -12,23 +12,23 @@ from .conftest import Run
 
 
 def test_a_trainer_whose_rollout_died_says_so(run: Run) -> None:
-    run.configure(schedule={"rounds": 50}, deadlines={"group_s": 3})
+    run.configure(schedule={"rounds": 50}, deadlines={"group_s": 10})
     rollout, trainer = run.start("rollout"), run.start("trainer")
     run.wait_for(lambda: any(row["state"] == GroupState.CLAIMED for row in run.reader.groups(1)))
     rollout.stop(signal.SIGKILL)
     assert trainer.finish(60) == 3
-    assert "waited 3 s for round" in trainer.text()
+    assert "waited 10 s for round" in trainer.text()
     assert "no rollout worker is alive" in trainer.text() or "rollout workers alive" in trainer.text()
     assert "Traceback" not in trainer.text()
 
 
 def test_a_rollout_whose_trainer_died_says_so(run: Run) -> None:
-    run.configure(schedule={"rounds": 50}, deadlines={"publish_s": 3})
+    run.configure(schedule={"rounds": 50}, deadlines={"publish_s": 10})
     rollout, trainer = run.start("rollout"), run.start("trainer")
     run.wait_for(lambda: any(row["state"] == GroupState.CLAIMED for row in run.reader.groups(1)))
     trainer.stop(signal.SIGKILL)
     assert rollout.finish(60) == 3
-    assert "waited 3 s for version" in rollout.text()
+    assert "waited 10 s for version" in rollout.text()
     assert "Traceback" not in rollout.text()
 
 

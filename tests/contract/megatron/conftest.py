@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -62,7 +63,7 @@ class Ranks:
         program = [sys.executable, str(Path(__file__).with_name("rank.py"))]
         self._folder, self._tasks = folder, 0
         self._processes = [
-            subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
             for _ in range(MOST_RANKS)
         ]
         self._answers: list[queue.Queue[str]] = [queue.Queue() for _ in self._processes]
@@ -79,7 +80,7 @@ class Ranks:
             print(json.dumps(task | {"rank": rank}), file=pipe, flush=True)
         answers = [self._answer(rank) for rank in range(ranks) if rank != stopped]
         if stopped is not None:
-            self._processes[stopped].send_signal(signal.SIGCONT)
+            os.killpg(self._processes[stopped].pid, signal.SIGCONT)
             answers.append(self._answer(stopped))
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors, "\n".join(errors)
@@ -91,7 +92,7 @@ class Ranks:
 
     def stop(self) -> None:
         for process in self._processes:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     @staticmethod

@@ -2,8 +2,9 @@
 
     {"op": "train", "kind": "megatron", "ranks": 2, "rank": 1, "store": "/tmp/...", "config": {...}, ...}
 
-It stays for all tests, as starting costs more than any of them, and ends with the pipe. Each task has a
-torch.distributed of its own over the first `ranks` processes.
+It stays for all tests, as its imports cost more than any of them, and ends with the pipe. Each task is run by a fork of
+it with a torch.distributed of its own over the first `ranks` processes: what groups leave behind, threads that turn on
+closed connections among it, ends with the fork.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from rolloutpipe_components.trainer.backends import policy
 from rolloutpipe_components.trainer.backends.choice import make_backend
+from rolloutpipe_components.trainer.backends.megatron import vocabulary
+from rolloutpipe_components.trainer.backends.megatron.schedule import score as score_batches
+from rolloutpipe_components.trainer.backends.megatron.trainer import MegatronTrainer
+from rolloutpipe_components.trainer.batch import make_batch
 from torch import distributed
 
 from rolloutpipe_core.config.models import RunConfig
@@ -30,19 +37,25 @@ DEADLINE = timedelta(seconds=60)
 
 def main() -> None:
     torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:
-        try:
-            answer = {"result": run(json.loads(line))}
-        except Exception:
-            answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer), file=answers, flush=True)
+        child = os.fork()
+        if child == 0:
+            with os.fdopen(answers, "w") as file:
+                print(json.dumps(answer(json.loads(line))), file=file)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def answer(task: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": run(task)}
+    except Exception:
+        return {"error": traceback.format_exc()}
 
 
 def run(task: dict[str, Any]) -> Any:
-    from megatron.core import parallel_state
-
     distributed.init_process_group(
         "gloo",
         store=distributed.FileStore(task["store"], task["ranks"]),
@@ -84,17 +97,11 @@ def train(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 def score(task: dict[str, Any]) -> list[list[float]]:
     """Log-probabilities of each group's trained tokens, one group a micro-batch; [] but on the last stage."""
-    from rolloutpipe_components.trainer.backends import policy
-    from rolloutpipe_components.trainer.backends.megatron import vocabulary
-    from rolloutpipe_components.trainer.backends.megatron.schedule import score
-    from rolloutpipe_components.trainer.backends.megatron.trainer import MegatronTrainer
-    from rolloutpipe_components.trainer.batch import make_batch
-
     config = RunConfig.model_validate(task["config"])
     trainer = MegatronTrainer.of(config, Path(config.model.path))
     vocabulary.CHUNK_LOGITS = task.get("chunk_logits", policy.CHUNK_LOGITS)
     batches = [make_batch(group.samples, "token_mean", torch.device("cpu")) for group in read_groups(task)]
-    return [logprobs.tolist() for logprobs in score(trainer._model, batches)]
+    return [logprobs.tolist() for logprobs in score_batches(trainer._model, batches)]
 
 
 def stop(task: dict[str, Any]) -> str:

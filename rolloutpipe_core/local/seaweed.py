@@ -2,12 +2,18 @@
 
 One process holds master, volume server, filer and S3 gateway. Only the S3 port asks for credentials: on a
 machine whose users don't trust one another, use a real store.
+
+Until its gateway has heard which filer owns which key, a second or so after its start, it guards conditional writes by
+a lock, and from then on by the filer itself. The two don't exclude each other: writers that meet in that moment may all
+win. So it counts as started only when that is over.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import time
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +25,7 @@ from rolloutpipe_core.errors import BadInput, StoreUnavailable
 from rolloutpipe_core.local.process import Program, ServerProcess, start_server
 
 NAME = "weed"
+ACCESS_KEY = "rolloutpipe"  # a user's name, no secret: weed logs it
 # The gRPC ports would otherwise be these plus 10000, which may be taken or above 65535.
 PORT_FLAGS = (
     "s3.port",
@@ -44,6 +51,10 @@ FLAGS = (
     "-s3.autoCreateBucket=false",
     "-volume.preStopSeconds=0",
 )
+LOG_FLAG = "-logtostderr=true"  # of weed itself: all into one file, and at once
+OWNERS_KNOWN = re.compile(rb"LockRing: s3@\S+ received ring update")
+OWNERS_DEADLINE_S = 10.0
+"""Another version may word it otherwise; it knows them long before."""
 FOREIGN_SETTINGS = ("AWS_", "S3_", "WEED_")
 
 
@@ -67,7 +78,7 @@ def start_seaweedfs(
     die_with_parent: bool,
     ports: tuple[int, ...] | None = None,
 ) -> ServerProcess:
-    """Start a server on its data, at free ports or those of an earlier start, and wait until its S3 answers.
+    """Start a server on its data, at free ports or those of an earlier start, and wait until its S3 keeps its promises.
 
     Raises StoreUnavailable when it ends at once and DeadlineExceeded when it doesn't answer, both with the end of
     its log.
@@ -94,7 +105,7 @@ def start_seaweedfs(
     return start_server(
         program,
         command=lambda chosen: (_arguments(binary, data, chosen), ""),
-        ready=lambda port: _answers(port, access_key, secret_key),
+        ready=Readiness(log, access_key, secret_key).reached,
         ports=ports if ports is not None else len(PORT_FLAGS),
     )
 
@@ -113,20 +124,36 @@ def remove_stale_sockets() -> None:
 
 def _arguments(binary: Path, data: Path, ports: tuple[int, ...]) -> list[str]:
     named = [f"-{flag}={port}" for flag, port in zip(PORT_FLAGS, ports, strict=True)]
-    return [str(binary), "mini", f"-dir={data.resolve()}", *FLAGS, *named]
+    return [str(binary), LOG_FLAG, "mini", f"-dir={data.resolve()}", *FLAGS, *named]
 
 
-def _answers(port: int, access_key: str, secret_key: str) -> bool:
-    try:
-        # A client costs much more than a connection.
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-    except OSError:
-        return False
-    client = S3Connection(f"http://127.0.0.1:{port}", LOCAL_REGION, access_key, secret_key).client(read_timeout_s=2.0)
-    try:
-        client.list_buckets()
-    except (BotoCoreError, ClientError):
-        return False
-    finally:
-        client.close()
-    return True
+class Readiness:
+    """Whether one starting server answers, and its gateway knows the owners of keys."""
+
+    def __init__(self, log: Path, access_key: str, secret_key: str) -> None:
+        self._log = log
+        self._keys = (access_key, secret_key)
+        self._answered_at: float | None = None
+
+    def reached(self, port: int) -> bool:
+        if self._answered_at is None and self._answers(port):
+            self._answered_at = time.monotonic()
+        if self._answered_at is None:
+            return False
+        overdue = time.monotonic() - self._answered_at > OWNERS_DEADLINE_S
+        return overdue or OWNERS_KNOWN.search(self._log.read_bytes()) is not None
+
+    def _answers(self, port: int) -> bool:
+        try:
+            # A client costs much more than a connection.
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            return False
+        client = S3Connection(f"http://127.0.0.1:{port}", LOCAL_REGION, *self._keys).client(read_timeout_s=2.0)
+        try:
+            client.list_buckets()
+        except (BotoCoreError, ClientError):
+            return False
+        finally:
+            client.close()
+        return True

@@ -121,7 +121,7 @@ def _start(directory: Path, die_with_parent: bool) -> LocalServers:
     state = directory / STATE_FOLDER
     credentials = CredentialsFile(
         redis_password=secrets.token_hex(24),
-        s3_access_key=secrets.token_hex(10),
+        s3_access_key=seaweed.ACCESS_KEY,
         s3_secret_key=secrets.token_hex(24),
     )
     redis = valkey.start_valkey(

@@ -2,10 +2,14 @@
 
 SeaweedFS before 4.17 and old MinIO let several win, or ignore the condition. Every service asks at its start.
 Only plain PUTs race, since nothing is written conditionally in parts (see `ObjectStore.put_if_absent`).
+
+A SeaweedFS that has only just started changes its way of guarding a key once, and writers that meet in that moment may
+all win. So a store that fails is asked again a little later, and more thoroughly.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -20,7 +24,11 @@ from rolloutpipe_core.store.objects import ObjectStore, PutResult
 
 WRITERS = 3
 RACES = 4
+RACES_AGAIN = 3 * RACES
+SETTLE_S = 5.0
 START_DEADLINE_S = 10.0
+
+log = logging.getLogger("rolloutpipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +44,19 @@ class StoreFacts:
     clock_offset_s: float  # store's clock minus ours; the store tells whole seconds
 
 
-def probe_store(store: ObjectStore) -> StoreFacts:
-    """Race writers for new keys, read back, clean up. Raises StoreRefused with what went wrong."""
+def probe_store(store: ObjectStore, settle_s: float = SETTLE_S) -> StoreFacts:
+    """Race writers for new keys, read back, clean up. Raises StoreRefused when it fails twice, `settle_s` apart."""
     store.ensure_bucket()
     folder = f"probes/{uuid.uuid4().hex}"
+    races = RACES
     try:
-        with ThreadPoolExecutor(RACES) as pool:
-            # All at once: a contested key costs SeaweedFS about a second.
-            list(pool.map(lambda number: _race(store, f"{folder}/race-{number}"), range(RACES)))
+        try:
+            _race_at_once(store, f"{folder}/first", races)
+        except StoreRefused as refused:
+            log.warning("the object store is asked again in %g s: %s", settle_s, refused)
+            time.sleep(settle_s)
+            races = RACES_AGAIN
+            _race_at_once(store, f"{folder}/again", races)
         started = time.monotonic()
         store.put(f"{folder}/put", b"probe")
         put_ms = (time.monotonic() - started) * 1000
@@ -55,7 +68,7 @@ def probe_store(store: ObjectStore) -> StoreFacts:
         endpoint=store.endpoint,
         bucket=store.bucket,
         server=server,
-        races=RACES,
+        races=races,
         writers=WRITERS,
         put_ms=put_ms,
         clock_offset_s=clock_offset_s,
@@ -72,6 +85,12 @@ def why_refused(written: Sequence[bytes], results: Sequence[PutResult], stored: 
     if any(result.stored != winners[0] for result in results):
         return "a loser saw other bytes than the winner wrote"
     return None
+
+
+def _race_at_once(store: ObjectStore, folder: str, races: int) -> None:
+    """Races of one key each, side by side: a contested key costs SeaweedFS about a second."""
+    with ThreadPoolExecutor(races) as pool:
+        list(pool.map(lambda number: _race(store, f"{folder}-{number}"), range(races)))
 
 
 def _race(store: ObjectStore, key: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -15,7 +16,7 @@ import pytest
 
 from rolloutpipe_core.config.connections import Connections, RedisConnection
 from rolloutpipe_core.errors import BadInput, RedisUnavailable, StoreUnavailable
-from rolloutpipe_core.local import process
+from rolloutpipe_core.local import process, seaweed
 from rolloutpipe_core.local.process import ServerProcess, free_ports, start_time
 from rolloutpipe_core.local.seaweed import PORT_FLAGS, start_seaweedfs
 from rolloutpipe_core.local.servers import LocalServers, stop_servers
@@ -91,7 +92,8 @@ def test_they_are_private_and_their_secrets_hidden(shared):
     works(Connections.read({}, shared.directory))
     path = credentials_path(shared.directory)
     assert path.stat().st_mode & 0o777 == 0o600
-    hidden = json.loads(path.read_text()).values()
+    kept = json.loads(path.read_text())
+    hidden = (kept["redis_password"], kept["s3_secret_key"])  # the access key is a name
     for server in (shared.redis, shared.s3):
         # 0100007F is 127.0.0.1.
         assert listeners(server.record.pid) == {"0100007F"}
@@ -241,6 +243,20 @@ def test_each_port_of_seaweedfs_taken_meanwhile_is_chosen_again(tmp_path, monkey
     monkeypatch.setattr(process, "free_ports", lambda count: next(choices))
     server = start_seaweedfs(tmp_path / "data", tmp_path / "log", "key", "secret", die_with_parent=True)
     assert server.record.ports == free
+    server.kill()
+
+
+def test_seaweedfs_has_started_when_it_guards_keys_for_good(tmp_path):
+    server = start_seaweedfs(tmp_path / "data", tmp_path / "log", "key", "secret", die_with_parent=True)
+    assert seaweed.OWNERS_KNOWN.search((tmp_path / "log").read_bytes())
+    server.kill()
+
+
+def test_a_seaweedfs_of_other_words_starts_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(seaweed, "OWNERS_KNOWN", re.compile(rb"in other words"))
+    monkeypatch.setattr(seaweed, "OWNERS_DEADLINE_S", 0.0)
+    server = start_seaweedfs(tmp_path / "data", tmp_path / "log", "key", "secret", die_with_parent=True)
+    assert server.is_running()
     server.kill()
 
 

@@ -17,17 +17,34 @@ def test_a_good_store_passes_and_is_left_clean(object_store):
     assert list(object_store.list("probes/")) == []
 
 
-def test_a_store_that_ignores_the_condition_is_refused(object_store, monkeypatch):
-    """The real store, with the condition taken away before the request is signed."""
+@pytest.fixture
+def forget_the_condition(monkeypatch):
+    """The real store, with the condition taken away, before the request is signed, of the keys that contain a word."""
     put = Wire.put
 
-    def forgetful_put(wire: Wire, key: str, data: bytes, headers: Mapping[str, str]) -> None:
-        put(wire, key, data, {name: value for name, value in headers.items() if name != "If-None-Match"})
+    def forget(word: str) -> None:
+        def forgetful_put(wire: Wire, key: str, data: bytes, headers: Mapping[str, str]) -> None:
+            kept = {name: value for name, value in headers.items() if name != "If-None-Match" or word not in key}
+            put(wire, key, data, kept)
 
-    monkeypatch.setattr(Wire, "put", forgetful_put)
+        monkeypatch.setattr(Wire, "put", forgetful_put)
+
+    return forget
+
+
+def test_a_store_that_ignores_the_condition_is_refused(object_store, forget_the_condition):
+    forget_the_condition("probes/")
     with pytest.raises(StoreRefused, match=r"3 of 3 writers created the same key.*SeaweedFS 4.17") as caught:
-        probe_store(object_store)
+        probe_store(object_store, settle_s=0)
     assert caught.value.exit_code == 7
+    assert list(object_store.list("probes/")) == []
+
+
+def test_a_store_that_fails_once_has_to_pass_more_races(object_store, forget_the_condition, caplog):
+    forget_the_condition("first-2")
+    facts = probe_store(object_store, settle_s=0)
+    assert facts.races == 12
+    assert "asked again in 0 s" in caplog.text and "3 of 3 writers created the same key" in caplog.text
     assert list(object_store.list("probes/")) == []
 
 

@@ -17,6 +17,7 @@ from rolloutpipe_core.cli.processes import service_environment
 from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.domain import WeightVersion
 from rolloutpipe_core.errors import RolloutPipeError
+from rolloutpipe_core.service import keep_what_is_loaded
 from rolloutpipe_core.store.groups import encode_group
 
 from .receiver import receive_bytes, receive_groups
@@ -169,9 +170,11 @@ def _our_rate(connections: Connections, sender: Sender, groups: int, at_once: in
 
 def _bare_rate(connections: Connections, sender: Sender, groups: int, at_once: int) -> float:
     prefix = f"bare/{secrets.token_hex(4)}"
+    client = connections.s3.client()
+    keep_what_is_loaded()
     sender.prepare({"kind": "bytes", "prefix": prefix, "groups": groups, "at_once": at_once})
     sender.go()
-    end = receive_bytes(connections, (str(sender.read()) for _ in range(groups)))
+    end = receive_bytes(client, (str(sender.read()) for _ in range(groups)))
     return groups * 1e9 / (end - int(sender.read()["started"]))
 
 
@@ -181,6 +184,7 @@ def _hand_over(
     """One round of groups through the real code; what the sender and the receiver stamped, by group."""
     config = make_config(f"handoff-{secrets.token_hex(4)}", groups)
     head, client, store = prepare(config, connections)
+    keep_what_is_loaded()
     sender.prepare({"kind": "groups", "run": config.run, "groups": groups, "at_once": at_once, "pause_s": pause_s})
     sender.go()
     tensors = receive_groups(config, client, store, head.commit.version)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 from rolloutpipe_components.trainer.batch import make_batch
@@ -13,7 +14,6 @@ from rolloutpipe_components.trainer.intake import FETCHERS, Intake, RoundFacts
 from rolloutpipe_components.trainer.rank import read_group
 from rolloutpipe_components.trainer.service import READ_AHEAD
 
-from rolloutpipe_core.config.connections import Connections
 from rolloutpipe_core.config.models import RunConfig
 from rolloutpipe_core.domain import Group, WeightVersion
 from rolloutpipe_core.errors import DeadlineExceeded
@@ -47,9 +47,8 @@ def receive_groups(
     return tensors
 
 
-def receive_bytes(connections: Connections, keys: Iterable[str]) -> int:
+def receive_bytes(client: Any, keys: Iterable[str]) -> int:
     """Get every object as soon as its key is named, with as many threads as the intake has; returns when all are in."""
-    client = connections.s3.client()
 
     def get(key: str) -> None:
         client.get_object(Bucket=BUCKET, Key=key)["Body"].read()

@@ -26,6 +26,7 @@ from rolloutpipe_core.domain import Group, WeightVersion
 from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.reader import LedgerReader
 from rolloutpipe_core.ledger.rollout import Lease, RolloutLedger
+from rolloutpipe_core.service import keep_what_is_loaded
 from rolloutpipe_core.store.groups import encode_group
 from rolloutpipe_core.store.objects import ObjectStore
 
@@ -38,6 +39,7 @@ def say(message: object) -> None:
 
 
 def wait_for_go() -> None:
+    keep_what_is_loaded()
     say("ready")
     sys.stdin.readline()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolloutpipe_core.local.state import STATE_FOLDER
-from rolloutpipe_core.service import CACHE, Service, Terminated, run_service
+from rolloutpipe_core.service import CACHE, Service, Terminated, keep_what_is_loaded, run_service
 
 if TYPE_CHECKING:
     from rolloutpipe_core.ledger.rollout import RolloutLedger
@@ -58,6 +58,7 @@ def main(service: Service) -> None:
         parts = RolloutParts(
             config, ledger, service.reader, service.store, engine, groups, prompts, beacon, cache, restore
         )
+        keep_what_is_loaded()
         asyncio.run(_serve(RolloutService(parts)))
 
 

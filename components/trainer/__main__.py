@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from rolloutpipe_core.config.models import RunConfig
-from rolloutpipe_core.service import CACHE, Service, run_process, run_service
+from rolloutpipe_core.service import CACHE, Service, keep_what_is_loaded, run_process, run_service
 
 from .ranks.place import is_follower
 
@@ -36,6 +36,7 @@ def main(service: Service) -> None:
     with service.beacon as beacon, open_ranks(own, config, service.name, beacon) as ranks:
         chain = CommitChain(service.store, config.run)
         parts = TrainerParts(config, service.client, service.reader, service.store, chain, ranks, beacon)
+        keep_what_is_loaded()
         TrainerService(parts).run()
 
 
@@ -46,6 +47,7 @@ def follower(config: RunConfig, name: str) -> None:
     from .ranks.opening import follow
 
     disable_progress_bar()
+    keep_what_is_loaded()
     follow(config, name)
 
 

@@ -11,6 +11,7 @@ from rolloutpipe_core.store.canonical import sha256_hex
 from rolloutpipe_core.store.checkpoints import download_checkpoint, upload_checkpoint
 from rolloutpipe_core.store.objects import ObjectStore
 from rolloutpipe_core.store.weights import fetch_weights, publish_weights, weights_prefix
+from rolloutpipe_core.store.wire import Wire
 
 FILES = {"config.json": b"{}", "model-00001.safetensors": b"one" * 1000, "tokenizer/vocab.txt": b"a b c"}
 
@@ -41,16 +42,21 @@ def content(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def sent(seaweedfs, object_store, monkeypatch) -> tuple[ObjectStore, list[tuple[str, str]]]:
-    """A store, and the (method, path) of each request that it sends."""
+    """A store, and the (method, path) of each request that it sends, by either way."""
     client, requests = seaweedfs.client(), []
     session = client._endpoint.http_session
-    send = session.send
+    send, send_whole = session.send, Wire._send
 
     def noted(request):
         requests.append((request.method, urlsplit(request.url).path))
         return send(request)
 
+    def noted_whole(wire, operation, key, *more):
+        requests.append((operation[:3].upper(), key))
+        return send_whole(wire, operation, key, *more)
+
     monkeypatch.setattr(session, "send", noted)
+    monkeypatch.setattr(Wire, "_send", noted_whole)
     return ObjectStore(client, object_store.bucket, deadline_s=20.0), requests
 
 

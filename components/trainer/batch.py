@@ -42,33 +42,30 @@ def make_batch(
     length = max(sample.tokens for sample in samples)
     input_ids = np.zeros((len(samples), length), dtype=np.int64)
     predicts = np.zeros((len(samples), length), dtype=bool)
-    targets, engine = [], []
     counts = np.zeros(len(samples), dtype=np.int64)
     for row, sample in enumerate(samples):
         prompt = len(sample.prompt_ids)
         if prompt == 0:
             raise BadInput("a sample without prompt tokens", given=f"sample {sample.index}", expected="at least one")
-        trained = sample.loss_mask.astype(bool)
         input_ids[row, :prompt] = sample.prompt_ids
         input_ids[row, prompt : sample.tokens] = sample.response_ids
-        predicts[row, prompt - 1 : sample.tokens - 1] = trained
-        targets.append(sample.response_ids[trained])
-        engine.append(sample.behavior_logprobs[trained])
-        counts[row] = len(targets[-1])
+        predicts[row, prompt - 1 : sample.tokens - 1] = sample.loss_mask
+        counts[row] = np.count_nonzero(sample.loss_mask)
+    trained = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
     advantages = np.array([sample.advantage for sample in samples])
     weights = np.array([token_weight(aggregation, int(count)) for count in counts])
 
     def of_each_token(values: np.ndarray, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.repeat(values, counts), dtype=dtype, device=device)
 
-    def joined(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(np.concatenate(parts), dtype=dtype, device=device)
+    def of_trained(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.concatenate(parts)[trained], dtype=dtype, device=device)
 
     return Batch(
         input_ids=torch.as_tensor(input_ids, device=device),
         predicts=torch.as_tensor(predicts, device=device),
-        targets=joined(targets, torch.int64),
-        engine_logprobs=joined(engine, dtype),
+        targets=of_trained([sample.response_ids for sample in samples], torch.int64),
+        engine_logprobs=of_trained([sample.behavior_logprobs for sample in samples], dtype),
         advantages=of_each_token(advantages, dtype),
         weights=of_each_token(weights, dtype),
         rows=of_each_token(np.arange(len(samples)), torch.int64),

@@ -71,13 +71,17 @@ class Intake:
         self._facts: RoundFacts | None = None
         self._generation = 0
         self._error: Exception | None = None
-        self._changed = threading.Condition()
+        # One lock; each kind of thread has its own condition, so that nobody is woken for nothing.
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)  # for the trainer
+        self._work = threading.Condition(self._lock)  # for the fetching threads
+        self._hunger = threading.Condition(self._lock)  # for the reading thread
+        self._is_news = False  # something was read or verified since the last `collect`
         self._stopped = threading.Event()
         self._reader = threading.Thread(target=self._read, name="fifo", daemon=True)
         self._fetchers = [
             threading.Thread(target=self._fetch, name=f"fetch-{number}", daemon=True) for number in range(FETCHERS)
         ]
-        self._news = False  # something was read or verified since the last `collect`
 
     def __enter__(self) -> Intake:
         for thread in (self._reader, *self._fetchers):
@@ -86,46 +90,50 @@ class Intake:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._tell()
+        with self._lock:
+            for condition in (self._news, self._work, self._hunger):
+                condition.notify_all()
         self._reader.join(timeout=5)  # a fetcher may be waiting for a store that is away
 
     def begin_round(self, facts: RoundFacts) -> None:
         """From now on groups are held to these facts; until then, none of this round is fetched."""
-        with self._changed:
+        with self._lock:
             self._facts, self._generation = facts, 0
             self._markers = [marker for marker in self._markers if marker.round >= facts.round]
-            self._changed.notify_all()
+            self._work.notify_all()
+            self._hunger.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether something was read or verified since the last `collect`; waits for it until the time-out."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._news, timeout_s)
+        with self._lock:
+            return self._news.wait_for(lambda: self._is_news, timeout_s)
 
     def collect(self) -> Gathered:
         """Settle what did not pass, and tell what is there.
 
         Raises what ended the reading thread, and StoreUnavailable when a fetch outlived its deadline.
         """
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 raise self._error
-            self._news = False
+            self._is_news = False
             settled = [(arrival, arrival.verdict) for arrival in self._line if arrival.verdict and not arrival.is_ready]
+            if not settled:
+                return self._gathered()
         for arrival, verdict in settled:
             if verdict.error is not None:
                 raise verdict.error
             if verdict.reason is not None:
                 self._reject(arrival.announced, verdict.reason)
-        self._remove({arrival for arrival, _ in settled})
-        with self._changed:
+        with self._lock:
+            self._remove({arrival for arrival, _ in settled})
             return self._gathered()
 
     def take(self, taken: Sequence[Ready]) -> None:
         """Forget groups that go into an update: their places are free for the next ones."""
         refs = {id(ready.ref) for ready in taken}  # not by value: a duplicate announcement is still to be rejected
-        with self._changed:
-            gone = {arrival for arrival in self._line if id(arrival.announced.ref) in refs}
-        self._remove(gone)
+        with self._lock:
+            self._remove({arrival for arrival in self._line if id(arrival.announced.ref) in refs})
 
     def _gathered(self) -> Gathered:
         assert self._facts is not None, "begin_round comes first"
@@ -149,9 +157,9 @@ class Intake:
         log.warning("%s: announcement of attempt %d %s: %s", ref.group, ref.attempt, outcome, reason)
 
     def _remove(self, gone: set[Arrival]) -> None:
-        with self._changed:
-            self._line.remove(gone)
-            self._changed.notify_all()
+        """The places that this frees may bring work. To be called under the lock."""
+        self._line.remove(gone)
+        self._work.notify_all()
 
     def _fetch(self) -> None:
         """A fetching thread: always the first in the line that nobody has begun."""
@@ -161,17 +169,19 @@ class Intake:
                 verdict = self._verify(arrival.announced, facts)
             except Exception as error:  # raised again by `collect`, in the trainer's own thread
                 verdict = Verdict(error=error)
-            with self._changed:
+            with self._lock:
                 self._line.finish(arrival, verdict)
-            self._tell()
+                self._tell()
 
     def _next(self) -> tuple[Arrival, RoundFacts] | None:
         """What to fetch; waits for it. None once the intake has ended."""
-        with self._changed:
+        with self._lock:
             while not self._stopped.is_set():
                 if self._facts is not None and (arrival := self._line.begin_next(self._facts.round)) is not None:
+                    if not self._have_work():
+                        self._hunger.notify()
                     return arrival, self._facts
-                self._changed.wait()
+                self._work.wait()
             return None
 
     def _verify(self, announced: Announced, facts: RoundFacts) -> Verdict:
@@ -195,14 +205,16 @@ class Intake:
                 if entries := self._ledger.read(after):
                     after = entries[-1].entry
                     self._enter(entries)
-                self._wait_for_fetchers()
-                self._ledger.wait_for_entries(after, POLL_MS)  # returns at once when there are more
+                    self._wait_for_fetchers()
+                else:
+                    self._ledger.wait_for_entries(after, POLL_MS)
         except Exception as error:  # whatever ends the thread must end the trainer's wait, too
-            self._error = error
-            self._tell()
+            with self._lock:
+                self._error = error
+                self._tell()
 
     def _enter(self, entries: Sequence[object]) -> None:
-        with self._changed:
+        with self._lock:
             for entry in entries:
                 if isinstance(entry, Announced):
                     self._line.add(entry)
@@ -210,12 +222,13 @@ class Intake:
                     self._markers.append(entry)
                 else:
                     log.warning("an entry of the FIFO is not ours, and is passed over: %s", entry)
-        self._tell()
+            self._work.notify_all()
+            self._tell()
 
     def _wait_for_fetchers(self) -> None:
         """Return when they are about to run out of work: entries are cheaper to read when several have come."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped.is_set() or not self._have_work(), POLL_MS / 1000)
+        with self._lock:
+            self._hunger.wait_for(lambda: self._stopped.is_set() or not self._have_work(), POLL_MS / 1000)
 
     def _have_work(self) -> bool:
         if self._facts is None:
@@ -223,6 +236,6 @@ class Intake:
         return len(list(islice(self._line.waiting(self._facts.round), FETCHERS))) == FETCHERS
 
     def _tell(self) -> None:
-        with self._changed:
-            self._news = True
-            self._changed.notify_all()
+        """To be called under the lock."""
+        self._is_news = True
+        self._news.notify_all()

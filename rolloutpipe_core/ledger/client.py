@@ -5,6 +5,7 @@ Every script is safe to repeat (it compares state and token first), so a call wh
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,12 @@ def script_text(name: str) -> str:
     return (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
 
 
+@cache
+def script_sha(name: str) -> str:
+    """By which Redis knows a script: the SHA-1 of its source."""
+    return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
+
+
 class LedgerClient:
     """One run's ledger on one Redis client (`decode_responses=True`). Thread-safe, as redis-py's client is."""
 
@@ -58,7 +65,6 @@ class LedgerClient:
         self.keys = RunKeys(run)
         self._deadline_s = deadline_s
         self._on_wait = on_wait
-        self._scripts: dict[str, Any] = {}
 
     def call(self, script: str, keys: Sequence[str], args: Sequence[object]) -> list[Any]:
         """Run a script and return what follows OK or REPEAT.
@@ -66,10 +72,8 @@ class LedgerClient:
         Raises Fenced (the caller's token is not the holder's), LedgerRefused (the state forbids it) or
         RedisUnavailable (away past the deadline).
         """
-        registered = self._scripts.get(script)
-        if registered is None:
-            registered = self._scripts.setdefault(script, self.redis.register_script(script_text(script)))
-        answer = self.patiently(lambda: registered(keys=keys, args=[str(arg) for arg in args]), f"script {script}")
+        parts = (len(keys), *keys, *(str(arg) for arg in args))
+        answer = self.patiently(lambda: self._evaluate(script, parts), f"script {script}")
         status, rest = answer[0], answer[1:]
         if status in ("OK", "REPEAT"):
             return list(rest)
@@ -77,6 +81,15 @@ class LedgerClient:
         if status == "FENCED":
             raise Fenced(f"ledger: {script} refused an old token", given=f"held by {detail}", expected="our own token")
         raise LedgerRefused(f"ledger: {script} refused", given=detail)
+
+    def _evaluate(self, script: str, parts: Sequence[object]) -> list[Any]:
+        client: Any = self.redis  # its `evalsha` takes several times as long, over options that we don't use
+        try:
+            answer = client.execute_command("EVALSHA", script_sha(script), *parts)
+        except exceptions.NoScriptError:  # a restart forgot it
+            client.script_load(script_text(script))
+            answer = client.execute_command("EVALSHA", script_sha(script), *parts)
+        return list(answer)
 
     def patiently(self, operation: Callable[[], T], what: str) -> T:
         """Run one Redis operation, repeated with backoff while Redis is away."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +42,8 @@ COLUMNS = pa.schema(
 )
 FOR_PEOPLE = pa.schema([("text", pa.string()), ("reason", pa.string())])
 """Each is present when a sample has it; the only columns that may hold nulls."""
+LISTS = ("prompt_ids", "response_ids", "behavior_logprobs", "loss_mask")
+WRITING = pa.ipc.IpcWriteOptions()
 
 
 def encode_group(group: Group) -> bytes:
@@ -48,10 +51,7 @@ def encode_group(group: Group) -> bytes:
     samples = group.samples
     columns: dict[str, Any] = {
         "sample": [sample.index for sample in samples],
-        "prompt_ids": [sample.prompt_ids for sample in samples],
-        "response_ids": [sample.response_ids for sample in samples],
-        "behavior_logprobs": [sample.behavior_logprobs for sample in samples],
-        "loss_mask": [sample.loss_mask for sample in samples],
+        **{name: [getattr(sample, name) for sample in samples] for name in LISTS},
         "reward": [sample.reward for sample in samples],
         "advantage": [sample.advantage for sample in samples],
         "weight_version_spans": [[_span_row(span) for span in sample.spans] for sample in samples],
@@ -69,7 +69,7 @@ def encode_group(group: Group) -> bytes:
     schema = schema.with_metadata(_metadata(group))
     batch = pa.record_batch([arrays[name] for name in schema.names], schema=schema)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
+    with pa.ipc.new_file(sink, schema, options=WRITING) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue().to_pybytes())
 
@@ -156,13 +156,18 @@ def _facts(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
     return facts
 
 
+@cache
+def _expected(words: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([*COLUMNS, *(FOR_PEOPLE.field(name) for name in words)])
+
+
 def _check_columns(batch: pa.RecordBatch) -> None:
-    expected = pa.schema([*COLUMNS, *(field for field in FOR_PEOPLE if field.name in batch.schema.names)])
+    expected = _expected(tuple(name for name in FOR_PEOPLE.names if name in batch.schema.names))
     if batch.schema.names != expected.names:
         raise _damaged(f"columns {', '.join(batch.schema.names)}, not {', '.join(expected.names)}")
-    for name, column in zip(expected.names, batch.columns, strict=True):
-        if column.type != expected.field(name).type:
-            raise _damaged(f"column {name} has type {column.type}, not {expected.field(name).type}")
+    for name, kind, column in zip(expected.names, expected.types, batch.columns, strict=True):
+        if column.type != kind:
+            raise _damaged(f"column {name} has type {column.type}, not {kind}")
         if name not in FOR_PEOPLE.names and _nulls(column):
             raise _damaged(f"column {name} holds nulls")
 
@@ -170,19 +175,21 @@ def _check_columns(batch: pa.RecordBatch) -> None:
 def _nulls(column: pa.Array) -> int:
     """Nulls of a column at any depth."""
     nulls = int(column.null_count)
-    if pa.types.is_list(column.type):
+    if isinstance(column, pa.ListArray):
         nulls += _nulls(column.values)
-    elif pa.types.is_struct(column.type):
+    elif isinstance(column, pa.StructArray):
         nulls += sum(_nulls(column.field(place)) for place in range(column.type.num_fields))
-    elif pa.types.is_dictionary(column.type):
+    elif isinstance(column, pa.DictionaryArray):
         nulls += int(column.dictionary.null_count)
     return nulls
 
 
 def _group(facts: Mapping[str, str], batch: pa.RecordBatch) -> Group:
     columns = {name: batch.column(name) for name in batch.schema.names}
-    numbers = {name: _rows(columns[name]) for name in ("prompt_ids", "response_ids", "behavior_logprobs", "loss_mask")}
-    plain = {name: columns[name].to_pylist() for name in ("sample", "reward", "advantage", "finish_reason")}
+    numbers = {name: _rows(columns[name]) for name in LISTS}
+    plain = {name: columns[name].to_pylist() for name in ("sample", "reward", "advantage")}
+    reasons = [FinishReason(reason) for reason in columns["finish_reason"].dictionary.to_pylist()]
+    finished = columns["finish_reason"].indices.to_pylist()
     spans = columns["weight_version_spans"].to_pylist()
     nothing = [None] * batch.num_rows
     words = {name: columns[name].to_pylist() if name in columns else nothing for name in FOR_PEOPLE.names}
@@ -195,7 +202,7 @@ def _group(facts: Mapping[str, str], batch: pa.RecordBatch) -> Group:
             loss_mask=numbers["loss_mask"][row],
             reward=plain["reward"][row],
             advantage=plain["advantage"][row],
-            finish_reason=FinishReason(plain["finish_reason"][row]),
+            finish_reason=reasons[finished[row]],
             spans=tuple(
                 VersionSpan(WeightVersion(span["version"], span["sha"]), span["start"], span["end"])
                 for span in spans[row]
@@ -218,7 +225,6 @@ def _group(facts: Mapping[str, str], batch: pa.RecordBatch) -> Group:
 
 
 def _rows(column: pa.ListArray) -> list[NDArray[Any]]:
-    """The column's lists as arrays of their own, writable and aligned."""
-    values = column.values.to_numpy(zero_copy_only=False)
-    offsets = column.offsets.to_numpy()
-    return [np.array(values[start:end]) for start, end in pairwise(offsets)]
+    """The column's lists, writable and aligned: parts of one array of their own."""
+    values = np.array(column.values.to_numpy(zero_copy_only=False))
+    return [values[start:end] for start, end in pairwise(column.offsets.to_pylist())]

@@ -33,10 +33,10 @@ def group_statistics(rewards: Sequence[float], kind: AdvantageKind = "grpo", eps
     count = len(values)
     # The sums of numpy's own `mean` and `std`, whose other work takes longer than the sums of a group.
     mean = float(np.add.reduce(values)) / count
-    centred = values - mean
     # Identical rewards must give exactly 0, which float summation alone does not promise (3 times 0.1).
-    if (values == values[0]).all():
+    if count == 1 or (values == values[0]).all():
         return GroupStatistics(mean=mean, std=0.0, advantages=(0.0,) * count)
+    centred = values - mean
     std = math.sqrt(float(np.add.reduce(centred * centred)) / (count - 1))
     scaled = centred / (std + eps) if kind == "grpo" else centred
     return GroupStatistics(mean=mean, std=std, advantages=tuple(scaled.tolist()))

@@ -72,7 +72,7 @@ class Intake:
         self._generation = 0
         self._error: Exception | None = None
         # One lock; each kind of thread has its own condition, so that nobody is woken for nothing.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)  # for the trainer
         self._work = threading.Condition(self._lock)  # for the fetching threads
         self._hunger = threading.Condition(self._lock)  # for the reading thread
@@ -91,8 +91,8 @@ class Intake:
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         with self._lock:
-            for condition in (self._news, self._work, self._hunger):
-                condition.notify_all()
+            self._work.notify_all()
+            self._hunger.notify_all()
         self._reader.join(timeout=5)  # a fetcher may be waiting for a store that is away
 
     def begin_round(self, facts: RoundFacts) -> None:

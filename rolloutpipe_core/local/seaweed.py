@@ -133,14 +133,14 @@ class Readiness:
     def __init__(self, log: Path, access_key: str, secret_key: str) -> None:
         self._log = log
         self._keys = (access_key, secret_key)
-        self._answered_at: float | None = None
+        self._answered_at: dict[int, float] = {}  # by port: a start may be tried at several
 
     def reached(self, port: int) -> bool:
-        if self._answered_at is None and self._answers(port):
-            self._answered_at = time.monotonic()
-        if self._answered_at is None:
-            return False
-        overdue = time.monotonic() - self._answered_at > OWNERS_DEADLINE_S
+        if port not in self._answered_at:
+            if not self._answers(port):
+                return False
+            self._answered_at[port] = time.monotonic()
+        overdue = time.monotonic() - self._answered_at[port] > OWNERS_DEADLINE_S
         return overdue or OWNERS_KNOWN.search(self._log.read_bytes()) is not None
 
     def _answers(self, port: int) -> bool:

@@ -1,8 +1,9 @@
 """GET and PUT of whole objects, for what is handed over group by group.
 
 boto3 spends a millisecond of CPU and many turns of the interpreter's lock on each call, more than all that we do to a
-group. libcurl signs, sends and reads beside the interpreter. Address, credentials, timeouts, proxy and certificates are
-the boto3 client's, and so are the errors, so that callers judge both alike.
+group. libcurl signs, sends and reads beside the interpreter. Address, credentials, proxy and certificates are the boto3
+client's, a standstill ends a transfer within about its read timeout, and the errors are the client's, so that callers
+judge both alike. Keys have no `.` or `..` between their slashes: curl would resolve them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SAFE = "/~"  # what S3 leaves unquoted in a key
 BUFFER_BYTES = 256 * 1024
 """What is read at a time: most groups, so that the interpreter is asked but once."""
 UNREACHABLE = (pycurl.E_COULDNT_CONNECT, pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY)
-UNTRUSTED = (pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE, pycurl.E_SSL_ISSUER_ERROR)
+UNTRUSTED = (pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_ISSUER_ERROR)
+SPEED_WINDOW_S = 5
+"""Over so long curl averages a speed before it calls it too low, once bytes have flowed."""
 
 
 class Wire:
@@ -47,24 +50,26 @@ class Wire:
     def _send(self, operation: str, key: str, options: Sequence[tuple[int, Any]], headers: Mapping[str, str]) -> bytes:
         url = f"{self._client.meta.endpoint_url}/{self._bucket}/{percent_encode(key, safe=SAFE)}"
         body = BytesIO()
+        settings = (*self._settings(url, headers), *options, (pycurl.WRITEDATA, body))
         handle = self._handle()
-        for option, value in (*self._settings(url, headers), *options, (pycurl.WRITEDATA, body)):
-            handle.setopt(option, value)
         try:
+            for option, value in settings:
+                handle.setopt(option, value)
             handle.perform()
+            status = handle.getinfo(pycurl.RESPONSE_CODE)
         except pycurl.error as error:
-            raise _of_transport(url, *error.args) from error
-        status = handle.getinfo(pycurl.RESPONSE_CODE)
+            raise _of_transport(url, error) from error
+        finally:
+            handle.reset()  # it would keep the data and the secret; the connection stays
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._refusal(operation, status, body.getvalue())
         return body.getvalue()
 
     def _handle(self) -> pycurl.Curl:
-        """This thread's, with nothing set."""
+        """This thread's; nothing is set between two transfers."""
         if not hasattr(self._threads, "handle"):
             self._threads.handle = pycurl.Curl()
         handle: pycurl.Curl = self._threads.handle
-        handle.reset()
         return handle
 
     def _settings(self, url: str, headers: Mapping[str, str]) -> list[tuple[int, Any]]:
@@ -89,14 +94,17 @@ class Wire:
             (pycurl.NOSIGNAL, 1),
             (pycurl.BUFFERSIZE, BUFFER_BYTES),
             (pycurl.TCP_KEEPALIVE, 1),
-            (pycurl.PROXY, session._proxy_config.proxy_url_for(url) or ""),  # empty: none, whatever curl's own view
+            (pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1),
+            # boto3 has decided; curl would ask the environment, too.
+            (pycurl.PROXY, session._proxy_config.proxy_url_for(url) or ""),
+            (pycurl.NOPROXY, ""),
             (pycurl.CONNECTTIMEOUT_MS, int(config.connect_timeout * 1000)),
-            # A standstill ends it, and not its length. curl counts in seconds.
+            # A standstill ends it, and not its length.
             (pycurl.LOW_SPEED_LIMIT, 1),
-            (pycurl.LOW_SPEED_TIME, math.ceil(config.read_timeout)),
+            (pycurl.LOW_SPEED_TIME, max(1, math.ceil(config.read_timeout) - SPEED_WINDOW_S)),
         ]
         if bundle := get_cert_path(session._verify):
-            settings.append((pycurl.CAINFO, bundle))
+            settings += [(pycurl.CAINFO, bundle), (pycurl.PROXY_CAINFO, bundle)]
         else:
             settings += [(pycurl.SSL_VERIFYPEER, 0), (pycurl.SSL_VERIFYHOST, 0)]
         if threading.current_thread() is threading.main_thread():
@@ -118,13 +126,14 @@ def _go_on(*_: int) -> int:
     return 0
 
 
-def _of_transport(url: str, code: int, message: str) -> Exception:
+def _of_transport(url: str, error: pycurl.error) -> Exception:
     """A curl error as boto3's."""
-    error: Exception
+    code, message = error.args[0], str(error.args[-1])
+    told: Exception
     if code in UNTRUSTED:
-        error = SSLError(endpoint_url=url, error=f"CERTIFICATE_VERIFY_FAILED: {message}")
+        told = SSLError(endpoint_url=url, error=f"CERTIFICATE_VERIFY_FAILED: {message}")
     elif code in UNREACHABLE:
-        error = EndpointConnectionError(endpoint_url=url, error=message)
+        told = EndpointConnectionError(endpoint_url=url, error=message)
     else:
-        error = HTTPClientError(error=f"{message} ({url})")
-    return error
+        told = HTTPClientError(error=f"{message} ({url})")
+    return told

@@ -210,9 +210,14 @@ class Conductor:
                 count = self.played.reached[question["point"]]
                 here = (question["point"], count)
                 deed = next((deed for deed in self._deeds if (deed.point, deed.nth) == here), None)
+
+            def go_on() -> None:
+                with suppress(OSError):  # another deed has killed it
+                    line.sendall(b".")
+
             if deed is not None:
-                self._do(deed, self._process(question["pid"]), question["facts"], go_on=lambda: line.sendall(b"."))
-            line.sendall(b".")
+                self._do(deed, self._process(question["pid"]), question["facts"], go_on)
+            go_on()
 
     def _process(self, pid: int) -> Process:
         """A service may ask before we have written down that it was born."""

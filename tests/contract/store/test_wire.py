@@ -127,6 +127,30 @@ def test_a_certificate_has_to_be_trusted(tmp_path, monkeypatch):
     assert Greeter.asked[-1]["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
 
 
+def test_what_is_sent_over_tls_is_not_http_2(tmp_path, monkeypatch):
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    with serving(Greeter, context) as port:
+        client = S3Connection(f"https://127.0.0.1:{port}", "us-east-1", "key", "secret").client()
+        assert Wire(client, "any").get("a") == b"hello"
+
+
+def test_the_proxy_is_boto3s_choice(monkeypatch):
+    with serving(Greeter) as port:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "localhost,10.0.0.0/8")  # curl knows such ranges, boto3 does not
+        client = S3Connection("http://10.255.255.1:9000", "us-east-1", "key", "secret").client()
+        assert Wire(client, "any").get("a") == b"hello"
+        assert Greeter.asked[-1]["host"] == "10.255.255.1:9000"
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        own = S3Connection(f"http://127.0.0.1:{port}", "us-east-1", "key", "secret").client()
+        assert Wire(own, "any").get("a") == b"hello"
+        assert Greeter.asked[-1]["host"] == f"127.0.0.1:{port}"
+
+
 class CutOff(Greeter):
     def do_GET(self) -> None:
         self.send_response(200)
@@ -139,6 +163,49 @@ def test_half_an_answer_is_an_outage():
     with serving(CutOff) as port:
         client = S3Connection(f"http://127.0.0.1:{port}", "us-east-1", "key", "secret").client()
         error = failure(lambda: Wire(client, "any").get("a"))
+    assert isinstance(error, HTTPClientError) and judge(error) is Verdict.RETRY
+
+
+class OneEach(Greeter):
+    """Closes each connection behind a whole answer without having said so."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_PUT(self) -> None:
+        self.asked.append({"body": self.rfile.read(int(self.headers["Content-Length"])).decode()})
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.close_connection = True
+
+
+def test_a_kept_connection_that_was_closed_is_replaced():
+    with serving(OneEach) as port:
+        wire = Wire(S3Connection(f"http://127.0.0.1:{port}", "us-east-1", "key", "secret").client(), "any")
+        for number in range(3):
+            wire.put("a", f"data {number}".encode(), {})
+            assert OneEach.asked[-1] == {"body": f"data {number}"}
+
+
+class Hanging(Greeter):
+    """Sends half of its answer, and keeps the connection."""
+
+    end = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "500")
+        self.end_headers()
+        self.wfile.write(b"hello")
+        self.end.wait(60)
+
+
+def test_an_answer_that_stands_still_is_an_outage():
+    with serving(Hanging) as port:
+        client = S3Connection(f"http://127.0.0.1:{port}", "us-east-1", "key", "secret").client(read_timeout_s=1.0)
+        error = failure(lambda: Wire(client, "any").get("a"))
+        assert not Hanging.end.is_set()
+        Hanging.end.set()
     assert isinstance(error, HTTPClientError) and judge(error) is Verdict.RETRY
 
 

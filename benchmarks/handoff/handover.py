@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -20,6 +21,7 @@ from rolloutpipe_core.errors import RolloutPipeError
 from rolloutpipe_core.service import keep_what_is_loaded
 from rolloutpipe_core.store.groups import encode_group
 
+from .bare import By, getting
 from .receiver import receive_bytes, receive_groups
 from .workload import Shape, make_config, make_group, prepare
 
@@ -54,9 +56,20 @@ class Throughput:
     turns: int
     groups_s: float  # materialized to tensors
     bare_groups_s: float  # the same bytes put and got by boto3 alone, with as many at once
-    ratio: float  # median of the turns' ratios
+    ratio: float  # to it; median of the turns' ratios
     least: float
     most: float
+    same_client_groups_s: float  # the same bytes alone, by what the hand-over goes through
+    same_client_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Groups a second of each contestant in one turn."""
+
+    ours: float
+    boto3: float
+    libcurl: float
 
 
 class Sender:
@@ -133,33 +146,35 @@ def latency_of(materialized: Mapping[str, int], announced: Mapping[str, int], te
 
 
 def measure_throughput(connections: Connections, sender: Sender, groups: int, at_once: int, turns: int) -> Throughput:
-    """Both contestants in turn, so that a change in the machine's load meets both; each turn begins with the other."""
-    pairs = []
-    for turn in range(turns):
-        if turn % 2:
-            bare = _bare_rate(connections, sender, groups, at_once)
-            ours = _our_rate(connections, sender, groups, at_once)
-        else:
-            ours = _our_rate(connections, sender, groups, at_once)
-            bare = _bare_rate(connections, sender, groups, at_once)
-        pairs.append((ours, bare))
+    """All contestants in turn, so that a change in the machine's load meets all; each turn begins with another."""
+    contestants = {
+        "ours": partial(_our_rate, connections, sender, groups, at_once),
+        "boto3": partial(_bare_rate, connections, sender, groups, at_once, "boto3"),
+        "libcurl": partial(_bare_rate, connections, sender, groups, at_once, "libcurl"),
+    }
+    order = list(contestants)
+    measured = []
+    for _ in range(turns):
+        measured.append(Turn(**{name: contestants[name]() for name in order}))
+        order = [*order[1:], order[0]]
     group_bytes = len(encode_group(make_group("bare", 0, 0, WeightVersion(0, "ab" * 32), Shape())))
-    return throughput_of(pairs, groups, at_once, group_bytes)
+    return throughput_of(measured, groups, at_once, group_bytes)
 
 
-def throughput_of(pairs: Sequence[tuple[float, float]], groups: int, at_once: int, group_bytes: int) -> Throughput:
-    """`pairs`: (groups a second, groups a second bare) of each turn."""
-    ratios = [ours / bare for ours, bare in pairs]
+def throughput_of(turns: Sequence[Turn], groups: int, at_once: int, group_bytes: int) -> Throughput:
+    ratios = [turn.ours / turn.boto3 for turn in turns]
     return Throughput(
         groups=groups,
         at_once=at_once,
         group_bytes=group_bytes,
-        turns=len(pairs),
-        groups_s=median(ours for ours, _ in pairs),
-        bare_groups_s=median(bare for _, bare in pairs),
+        turns=len(turns),
+        groups_s=median(turn.ours for turn in turns),
+        bare_groups_s=median(turn.boto3 for turn in turns),
         ratio=median(ratios),
         least=min(ratios),
         most=max(ratios),
+        same_client_groups_s=median(turn.libcurl for turn in turns),
+        same_client_ratio=median(turn.ours / turn.libcurl for turn in turns),
     )
 
 
@@ -168,13 +183,13 @@ def _our_rate(connections: Connections, sender: Sender, groups: int, at_once: in
     return groups * 1e9 / (max(tensors.values()) - min(sent["materialized"].values()))
 
 
-def _bare_rate(connections: Connections, sender: Sender, groups: int, at_once: int) -> float:
+def _bare_rate(connections: Connections, sender: Sender, groups: int, at_once: int, by: By) -> float:
     prefix = f"bare/{secrets.token_hex(4)}"
-    client = connections.s3.client()
+    get = getting(connections, by)
     keep_what_is_loaded()
-    sender.prepare({"kind": "bytes", "prefix": prefix, "groups": groups, "at_once": at_once})
+    sender.prepare({"kind": "bytes", "prefix": prefix, "groups": groups, "at_once": at_once, "by": by})
     sender.go()
-    end = receive_bytes(client, (str(sender.read()) for _ in range(groups)))
+    end = receive_bytes(get, (str(sender.read()) for _ in range(groups)))
     return groups * 1e9 / (end - int(sender.read()["started"]))
 
 

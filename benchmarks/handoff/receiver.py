@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import torch
 from rolloutpipe_components.trainer.batch import make_batch
@@ -21,7 +20,7 @@ from rolloutpipe_core.ledger.client import LedgerClient
 from rolloutpipe_core.ledger.trainer import TrainerLedger
 from rolloutpipe_core.store.objects import ObjectStore
 
-from .workload import BUCKET, DEADLINE_S, VOCABULARY
+from .workload import DEADLINE_S, VOCABULARY
 
 
 def receive_groups(
@@ -47,12 +46,8 @@ def receive_groups(
     return tensors
 
 
-def receive_bytes(client: Any, keys: Iterable[str]) -> int:
+def receive_bytes(get: Callable[[str], object], keys: Iterable[str]) -> int:
     """Get every object as soon as its key is named, with as many threads as the intake has; returns when all are in."""
-
-    def get(key: str) -> None:
-        client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-
     with ThreadPoolExecutor(FETCHERS) as pool:
         futures = [pool.submit(get, key) for key in keys]
     for future in futures:

@@ -79,7 +79,13 @@ def _throughput(one: Throughput) -> Table:
     rows = (
         ("hand-over, materialized to tensors", f"{one.groups_s:.0f}", f"{one.groups_s * megabytes:.1f}"),
         ("the same bytes by boto3 alone", f"{one.bare_groups_s:.0f}", f"{one.bare_groups_s * megabytes:.1f}"),
-        ("ratio, median (least to most)", f"{one.ratio:.2f} ({one.least:.2f} to {one.most:.2f})", ""),
+        (
+            "the same bytes by libcurl alone",
+            f"{one.same_client_groups_s:.0f}",
+            f"{one.same_client_groups_s * megabytes:.1f}",
+        ),
+        ("ratio to boto3 alone, median (least to most)", f"{one.ratio:.2f} ({one.least:.2f} to {one.most:.2f})", ""),
+        ("ratio to libcurl alone, median", f"{one.same_client_ratio:.2f}", ""),
     )
     title = f"Saturated: {one.groups} groups of {one.group_bytes} bytes, {one.at_once} at once, {one.turns} turns"
     return Table(title, columns, rows)

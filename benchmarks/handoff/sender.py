@@ -3,7 +3,7 @@
 One JSON line a request on standard input, one a reply on standard output; the run is prepared by the other side.
 
     {"kind": "groups", "run": ..., "groups": N, "at_once": C, "pause_s": P}   the service's hand-over
-    {"kind": "bytes", "prefix": ..., "groups": N, "at_once": C}               the same bytes, by boto3 alone
+    {"kind": "bytes", "prefix": ..., "groups": N, "at_once": C, "by": ...}    the same bytes alone (bare.py)
 
 Reply "ready"; on the next line all are sent, C at once, one every P seconds. `bytes` names each key when it is there;
 the last reply holds what was measured, in ns of the machine's monotonic clock.
@@ -30,6 +30,7 @@ from rolloutpipe_core.service import keep_what_is_loaded
 from rolloutpipe_core.store.groups import encode_group
 from rolloutpipe_core.store.objects import ObjectStore
 
+from .bare import By, putting
 from .workload import BUCKET, DEADLINE_S, LEASE_S, Shape, cohort, expectation, make_config, make_group
 
 
@@ -91,13 +92,13 @@ async def _send(
     return {"materialized": materialized, "announced": announced}
 
 
-def send_bytes(connections: Connections, prefix: str, groups: int, at_once: int) -> dict[str, Any]:
-    client = connections.s3.client()
+def send_bytes(connections: Connections, prefix: str, groups: int, at_once: int, by: By) -> dict[str, Any]:
+    write = putting(connections, by)
     version = WeightVersion(0, "ab" * 32)
     files = [encode_group(make_group("bare", 0, index, version, Shape())) for index in range(groups)]
 
     def put(index: int) -> None:
-        client.put_object(Bucket=BUCKET, Key=f"{prefix}/{index}", Body=files[index])
+        write(f"{prefix}/{index}", files[index])
         say(f"{prefix}/{index}")
 
     wait_for_go()

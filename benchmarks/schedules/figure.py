@@ -5,6 +5,7 @@ python -m rolloutpipe_benchmarks.schedules.figure ROWS.json OUT.svg
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from rolloutpipe_core.cli.start import start_alone
+from rolloutpipe_core.errors import BadInput
 from rolloutpipe_core.observe.svg import Scale, element, figure, label, tip
 
-from .show import read_rows
+from .show import COLUMNS as FACTS
 
 WIDTH = 1110
 COLUMNS = 2  # panels beside one another: U=2 and U=R
@@ -86,6 +88,17 @@ def floor_of(rows: Rows) -> float | None:
         if row["schedule"] == "stream" and row["ratio_to_floor"]:
             return float(row["rollout_to_train_end_s"] / row["ratio_to_floor"])
     return None
+
+
+def read_rows(file: Path) -> Rows:
+    """What `bench schedules --json` wrote. Raises BadInput when it is something else, or has no row."""
+    try:
+        rows = [{name: row[name] for name in FACTS} for row in json.loads(file.read_text())]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        rows = []
+    if not rows:
+        raise BadInput("no rows of a benchmark", given=str(file), expected="what `bench schedules --json` wrote")
+    return rows
 
 
 def main(

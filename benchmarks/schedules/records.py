@@ -32,22 +32,30 @@ class Records:
         return records
 
     @classmethod
-    def resume(cls, setting: Mapping[str, Any], file: Path) -> Records:
-        """Go on with a file. Raises BadInput when it is none of ours, or was made with another setting."""
+    def read(cls, file: Path) -> Records:
+        """What a file holds. Raises BadInput when it is none of ours."""
         try:
             first, *lines = map(json.loads, file.read_text().splitlines())
-            stored = first["setting"]
+            setting = first["setting"]
             measured = [_measured(line["cell"]) for line in lines if "cell" in line]
             floors = [Floor(**line["floor"]) for line in lines if "floor" in line]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput("no records to go on with", given=f"{file}: {error}", remedy="leave --resume out") from error
-        if stored != setting:
+            raise BadInput(
+                "no records of a benchmark", given=f"{file}: {error}", expected="what `bench schedules --raw` kept"
+            ) from error
+        return cls(setting, file, measured, floors)
+
+    @classmethod
+    def resume(cls, setting: Mapping[str, Any], file: Path) -> Records:
+        """Go on with a file. Raises BadInput when it is none of ours, or was made with another setting."""
+        records = cls.read(file)
+        if records.setting != setting:
             raise BadInput(
                 "these records were made with another setting",
-                given=f"{file}: {_differing(stored, setting)}",
+                given=f"{file}: {_differing(records.setting, setting)}",
                 remedy="leave --resume out, or take another file",
             )
-        return cls(setting, file, measured, floors)
+        return records
 
     def add(self, entry: Measured | Floor) -> None:
         if isinstance(entry, Measured):

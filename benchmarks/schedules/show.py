@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +11,10 @@ from rich.table import Table
 
 from rolloutpipe_core.cli.output import table
 from rolloutpipe_core.cli.start import start_alone
-from rolloutpipe_core.errors import BadInput
 
-from .summary import Row
+from .plan import GROUPS, cells
+from .records import Records
+from .summary import Row, summarise
 
 COLUMNS = {
     "regime": "regime",
@@ -35,27 +35,19 @@ WITH_SPREAD = ("rollout_to_train_end_s", "ratio_to_serial", "ratio_to_floor")
 
 def render(rows: Sequence[Row], title: str) -> Table:
     """Medians; least and most of the repeats beside the times and ratios."""
-    lines = [[_told(row, name) for name in COLUMNS] for row in rows]
+    lines = _lines(rows)
     words = {"regime", "schedule"}
     return table(title, [*COLUMNS.values()], lines, {text for name, text in COLUMNS.items() if name not in words})
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The written rows (`Row.facts`) as a Markdown table."""
+def markdown(rows: Sequence[Row]) -> str:
+    """The same as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|---|---:|---|" + "---:|" * (len(COLUMNS) - 3)]
-    lines += ["| " + " | ".join(_number(name, row[name]) for name in COLUMNS) + " |" for row in rows]
-    return "\n".join(lines)
+    return "\n".join([*lines, *("| " + " | ".join(line) + " |" for line in _lines(rows))])
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """What `bench schedules --json` wrote. Raises BadInput when it is something else, or has no row."""
-    try:
-        rows = [{name: row[name] for name in COLUMNS} for row in json.loads(file.read_text())]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        rows = []
-    if not rows:
-        raise BadInput("no rows of a benchmark", given=str(file), expected="what `bench schedules --json` wrote")
-    return rows
+def _lines(rows: Sequence[Row]) -> list[list[str]]:
+    return [[_told(row, name) for name in COLUMNS] for row in rows]
 
 
 def _told(row: Row, name: str) -> str:
@@ -72,9 +64,12 @@ def _number(name: str, value: Any) -> str:
     return f"{value:.{PLACES.get(name, 2)}f}" if isinstance(value, float) else str(value)
 
 
-def main(rows: Annotated[Path, typer.Argument(help="What `bench schedules --json` wrote.")]) -> None:
-    """Print the rows as a Markdown table."""
-    typer.echo(markdown(read_rows(rows)))
+def main(runs: Annotated[Path, typer.Argument(help="What `bench schedules --raw` kept.")]) -> None:
+    """Print the runs as a Markdown table, a row for each schedule."""
+    records = Records.read(runs)
+    groups = records.setting["groups_per_round"]
+    planned = cells(groups, list(records.setting["regimes"]), quick=groups < GROUPS)
+    typer.echo(markdown(summarise(planned, records.measured, records.floors)))
 
 
 if __name__ == "__main__":

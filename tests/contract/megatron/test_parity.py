@@ -1,4 +1,4 @@
-"""The same recorded groups through `torch` on one rank and through megatron-core in every layout."""
+"""The same recorded groups through `torch` on one rank and two, and through megatron-core in every layout."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ LAYOUTS = {
         "distributed_optimizer": True,
     },
 }
+FSDP2 = {"kind": "torch", "data_parallel": 2}
 OBJECTIVE = {
     "aggregation": "sample_mean",
     "kl_coefficient": 0.1,
@@ -62,7 +63,7 @@ def expected(train, make_model, family):
     return train("torch", family=family, loss=OBJECTIVE, reference=make_model(family, seed=1))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), FSDP2], ids=[*LAYOUTS, "torch, FSDP2"])
 def test_updates_and_weights_are_those_of_the_torch_backend(layout, train, make_model, family, expected):
     updates, state = train(family=family, loss=OBJECTIVE, reference=make_model(family, seed=1), **layout)
     assert_same_updates(updates, expected[0])

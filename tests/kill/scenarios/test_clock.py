@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import botocore.auth
 import pytest
@@ -13,6 +15,7 @@ from rolloutpipe_core.domain import GroupState, group_id
 from rolloutpipe_core.errors import StoreMisconfigured
 from rolloutpipe_core.ledger.events import UpdateStepped
 from rolloutpipe_core.store.groups import encode_group, reference_of
+from rolloutpipe_core.store.wire import Wire
 
 from ...contract.rollout.conftest import HoldingStore, MakeRig, make_rig, next_walk_model, walk_model
 from ...contract.trainer.conftest import Bench
@@ -25,8 +28,16 @@ LAUNCHER = str(Path(__file__).parent / "skewed_clock.py")
 
 
 def skew_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = botocore.auth.get_current_datetime
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + timedelta(seconds=HOUR_S))
+    """Of boto3, and of libcurl, which signs with the date that it is given."""
+    now, send = botocore.auth.get_current_datetime, Wire._send
+    ahead = timedelta(seconds=HOUR_S)
+
+    def send_skewed(wire: Wire, operation: str, key: str, options: Any, headers: Mapping[str, str]) -> bytes:
+        date = f"{datetime.now(UTC) + ahead:%Y%m%dT%H%M%SZ}"
+        return send(wire, operation, key, options, {**headers, "X-Amz-Date": date})
+
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + ahead)
+    monkeypatch.setattr(Wire, "_send", send_skewed)
 
 
 def test_a_service_whose_clock_is_off_stops_at_once(run: Run) -> None:

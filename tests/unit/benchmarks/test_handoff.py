@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rolloutpipe_benchmarks.handoff.critical_path import critical_path
-from rolloutpipe_benchmarks.handoff.handover import Sender, busy_cores, latency_of, throughput_of
+from rolloutpipe_benchmarks.handoff.handover import Sender, Turn, busy_cores, latency_of, throughput_of
 from rolloutpipe_benchmarks.handoff.report import Table
 
 from rolloutpipe_core.config.connections import Connections
@@ -77,9 +77,11 @@ def test_latencies_are_told_from_materialized_on() -> None:
 
 
 def test_the_ratio_is_that_of_the_turns() -> None:
-    throughput = throughput_of([(90, 100), (40, 80), (120, 100)], groups=10, at_once=8, group_bytes=5)
+    turns = [Turn(90, 100, 180), Turn(40, 80, 100), Turn(120, 100, 200)]
+    throughput = throughput_of(turns, groups=10, at_once=8, group_bytes=5)
     assert (throughput.groups_s, throughput.bare_groups_s) == (90, 100)
     assert (throughput.ratio, throughput.least, throughput.most) == (0.9, 0.5, 1.2)
+    assert (throughput.same_client_groups_s, throughput.same_client_ratio) == (180, 0.5)
 
 
 def test_a_table_as_markdown() -> None:

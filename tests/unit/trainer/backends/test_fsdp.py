@@ -29,7 +29,7 @@ from rolloutpipe_core.domain import Group
 from rolloutpipe_core.local.process import free_ports
 from rolloutpipe_core.store.groups import decode_group, encode_group
 
-from .fsdp_rank import Steps, play
+from .one_rank import Steps, play
 
 RATE = 1e-3
 WHOLE = [["round"], ["update", 0, [[0], [1, 2]]], ["update", 1, [[3, 4, 5]]], ["update", 2, [[6]]]]
@@ -105,7 +105,7 @@ def run_ranks(folder: Path, cases: dict[str, Any], ranks: int) -> None:
     """Have the cases trained by processes; returns when all have ended well."""
     (folder / "cases.json").write_text(json.dumps(cases))
     ports = free_ports(2)
-    script = Path(__file__).with_name("fsdp_rank.py")
+    script = Path(__file__).with_name("one_rank.py")
     processes = []
     for rank in range(ranks):
         place = Place(rank, ranks, rank, "127.0.0.1", *ports, "token")

@@ -1,4 +1,4 @@
-"""One rank of a test's FSDP2 trainers: `python fsdp_rank.py FOLDER`, its place in the environment.
+"""One rank of a test's trainers of several: `python one_rank.py FOLDER`, its place in the environment.
 
 FOLDER/cases.json holds {name: {config, model, reference, steps, groups}}: every case gets a trainer of its own, in the
 same processes, and leaves FOLDER/<name>-<rank>.json with the results of its steps.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rolloutpipe_components.trainer.backends.torch import TorchTrainer
+from rolloutpipe_components.trainer.backends.choice import make_backend
 from rolloutpipe_components.trainer.ranks.collective import process_group
 from rolloutpipe_components.trainer.ranks.place import Place
 from rolloutpipe_components.trainer.trainer import Backend
@@ -58,7 +58,7 @@ def main() -> None:
     with process_group(place, "cpu", 120):
         for name, case in cases.items():
             reference = case["reference"] and Path(case["reference"])
-            trainer = TorchTrainer.of(configs[name], Path(case["model"]), reference)
+            trainer = make_backend(configs[name], Path(case["model"]), reference)
             groups = [decode_group((folder / group).read_bytes()) for group in case["groups"]]
             results = play(trainer, case["steps"], groups, folder)
             (folder / f"{name}-{place.rank}.json").write_text(json.dumps(results))

@@ -67,15 +67,17 @@ def flat(weights: dict[str, Tensor]) -> Tensor:
 
 
 def assert_replay_is_what_was_published(run: Run) -> None:
-    """Ranks sum in another order than one alone, and AdamW moves an element whose gradient is near 0 by up to its rate.
+    """Ranks sum in another order than one alone: a hundred-thousandth of the way that training went.
 
-    So the two are held to a thousandth of the way that training went. A group left out makes a fiftieth or more.
+    But AdamW moves an element whose gradient is near 0 by up to its rate, and a token at the very edge of the clip,
+    which comes now and then, is clipped on one side alone: a thousandth of the way. A group left out makes a fiftieth
+    or more.
     """
     assert len(commits(run)) >= 2
     start = flat(load_file(resolve_model(config_of(run).model.path) / "model.safetensors"))
     ours, theirs = flat(replayed(run)), flat(load(published(run, commits(run)[-1])))
     off = ((ours - theirs).norm() / (theirs - start).norm()).item()
-    assert off < 1e-3, f"{off:.2e} of the way"
+    assert off < 5e-3, f"{off:.2e} of the way"
 
 
 def assert_ranks_replay_to_the_bit(run: Run, rounds: int) -> None:

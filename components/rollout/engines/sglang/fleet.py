@@ -50,13 +50,12 @@ class Fleet:
         Raises EngineFailure when no server does within `answer_s`, or at once when none ever will; BadInput for a
         server that was started in a way in which it cannot serve this run.
         """
+        await asyncio.to_thread(check_files, terms.weights)
+        # After a load that failed nobody has looked after them.
+        ready = [replica for replica in self.replicas if self.terms is None or replica.serving or not replica.tried]
+        self.terms = terms
         try:
             async with asyncio.timeout(self._deadlines.answer_s):
-                await asyncio.to_thread(check_files, terms.weights)
-                # After a load that failed nobody has looked after them.
-                all_of_them = self.terms is None
-                ready = [replica for replica in self.replicas if all_of_them or replica.serving or not replica.tried]
-                self.terms = terms
                 await self._bring(ready, terms)
         except BaseException as error:
             self.terms = None

@@ -15,9 +15,9 @@ def plan_shares(lengths: Sequence[int], ranks: int, budget: int) -> list[list[li
     """For each of `ranks` data-parallel ranks its micro-batches: lists of indices of the samples.
 
     Guaranteed: every index once; as many micro-batches on every rank, `[]` standing for a filler that adds nothing (a
-    backend whose ranks don't meet in a micro-batch leaves it out);
-    a rank's micro-batches are those of `plan_microbatches`, longest samples first, its fillers last; and no rank has
-    more tokens than another by more than one sample's. Without a sample there is no micro-batch.
+    backend whose ranks don't meet in a micro-batch leaves it out); a rank's micro-batches are those of
+    `plan_microbatches`, longest samples first, its fillers last; and no rank has more tokens than another by more than
+    one sample's. Without a sample there is no micro-batch.
     """
     plans = [
         [

@@ -49,19 +49,9 @@ def probe_store(store: ObjectStore, settle_s: float = SETTLE_S) -> StoreFacts:
     """Race writers for new keys, read back, clean up. Raises StoreRefused with what went wrong."""
     store.ensure_bucket()
     folder = f"probes/{uuid.uuid4().hex}"
-    races = RACES
     server, clock_offset_s = _server(store)
     try:
-        try:
-            _race_at_once(store, f"{folder}/first", races)
-        except StoreRefused as refused:
-            if not server.startswith(YOUNG_MAY_FAIL):
-                raise
-            log.warning("the object store is asked again in %g s: %s", settle_s, refused)
-            time.sleep(settle_s)
-            races = SETS_AGAIN * RACES_AGAIN
-            for number in range(SETS_AGAIN):
-                _race_at_once(store, f"{folder}/again-{number}", RACES_AGAIN)
+        races = _race_all(store, folder, settle_s if server.startswith(YOUNG_MAY_FAIL) else None)
         started = time.monotonic()
         store.put(f"{folder}/put", b"probe")
         put_ms = (time.monotonic() - started) * 1000
@@ -89,6 +79,21 @@ def why_refused(written: Sequence[bytes], results: Sequence[PutResult], stored: 
     if any(result.stored != winners[0] for result in results):
         return "a loser saw other bytes than the winner wrote"
     return None
+
+
+def _race_all(store: ObjectStore, folder: str, settle_s: float | None) -> int:
+    """How many races it took; `settle_s`: after how long a store that failed may try again, None: never."""
+    try:
+        _race_at_once(store, f"{folder}/first", RACES)
+    except StoreRefused as refused:
+        if settle_s is None:
+            raise
+        log.warning("the object store is asked again in %g s: %s", settle_s, refused)
+        time.sleep(settle_s)
+        for number in range(SETS_AGAIN):
+            _race_at_once(store, f"{folder}/again-{number}", RACES_AGAIN)
+        return SETS_AGAIN * RACES_AGAIN
+    return RACES
 
 
 def _race_at_once(store: ObjectStore, folder: str, races: int) -> None:

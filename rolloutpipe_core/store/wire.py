@@ -73,24 +73,10 @@ class Wire:
         return handle
 
     def _settings(self, url: str, headers: Mapping[str, str]) -> list[tuple[int, Any]]:
-        config, region = self._client.meta.config, self._client.meta.region_name
-        session = self._client._endpoint.http_session
-        # Asked each time: credentials of a role are renewed.
-        credentials = self._client._request_signer._credentials
-        if credentials is None:
-            raise NoCredentialsError
-        frozen = credentials.get_frozen_credentials()
-        sent = {"Content-Type": "", "Expect": "", **headers}
-        if url.startswith("https:"):  # else curl signs the data's hash, as boto3 does
-            sent["x-amz-content-sha256"] = "UNSIGNED-PAYLOAD"
-        if frozen.token:
-            sent["x-amz-security-token"] = frozen.token
+        config, session = self._client.meta.config, self._client._endpoint.http_session
         settings: list[tuple[int, Any]] = [
+            *self._signature(url, headers),
             (pycurl.URL, url),
-            (pycurl.AWS_SIGV4, f"aws:amz:{region}:s3"),
-            (pycurl.USERNAME, frozen.access_key),
-            (pycurl.PASSWORD, frozen.secret_key),
-            (pycurl.HTTPHEADER, [f"{name}: {value}" if value else f"{name}:" for name, value in sent.items()]),
             (pycurl.NOSIGNAL, 1),
             (pycurl.BUFFERSIZE, BUFFER_BYTES),
             (pycurl.TCP_KEEPALIVE, 1),
@@ -111,6 +97,26 @@ class Wire:
             # Called now and then, so that a signal's handler runs, and what it raises ends the transfer.
             settings += [(pycurl.NOPROGRESS, 0), (pycurl.XFERINFOFUNCTION, _go_on)]
         return settings
+
+    def _signature(self, url: str, headers: Mapping[str, str]) -> list[tuple[int, Any]]:
+        """Who signs, and all headers: each is signed."""
+        # Asked each time: credentials of a role are renewed.
+        credentials = self._client._request_signer._credentials
+        if credentials is None:
+            raise NoCredentialsError
+        frozen = credentials.get_frozen_credentials()
+        sent = {"Content-Type": "", "Expect": "", **headers}
+        if url.startswith("https:"):  # else curl signs the data's hash, as boto3 does
+            sent["x-amz-content-sha256"] = "UNSIGNED-PAYLOAD"
+        if frozen.token:
+            sent["x-amz-security-token"] = frozen.token
+        return [
+            (pycurl.AWS_SIGV4, f"aws:amz:{self._client.meta.region_name}:s3"),
+            (pycurl.USERNAME, frozen.access_key),
+            (pycurl.PASSWORD, frozen.secret_key),
+            # Without a value, curl leaves out what it would send by itself.
+            (pycurl.HTTPHEADER, [f"{name}: {value}" if value else f"{name}:" for name, value in sent.items()]),
+        ]
 
     def _refusal(self, operation: str, status: int, body: bytes) -> Exception:
         model = self._client.meta.service_model

@@ -28,6 +28,7 @@ from rolloutpipe_core.store.weights import fetch_weights
 
 from .conftest import Run
 
+NO_CLIP = {"clip_low": 1.0, "clip_high": 1e6}
 RANK = Path(__file__).parents[1] / "unit/trainer/backends/one_rank.py"
 
 
@@ -67,17 +68,17 @@ def flat(weights: dict[str, Tensor]) -> Tensor:
 
 
 def assert_replay_is_what_was_published(run: Run) -> None:
-    """Ranks sum in another order than one alone: a hundred-thousandth of the way that training went.
+    """Of a run whose loss clips nothing (`NO_CLIP`): ranks sum in another order than one alone.
 
-    But AdamW moves an element whose gradient is near 0 by up to its rate, and a token at the very edge of the clip,
-    which comes now and then, is clipped on one side alone: a thousandth of the way. A group left out makes a fiftieth
-    or more.
+    A token at the very edge of the clip would be clipped on one side alone, and one such token moves the weights by a
+    thousandth to a twentieth of the way that training went, as a group left out does. Without it they are within some
+    hundred-thousandths; AdamW moves an element whose gradient is near 0 by up to its rate.
     """
     assert len(commits(run)) >= 2
     start = flat(load_file(resolve_model(config_of(run).model.path) / "model.safetensors"))
     ours, theirs = flat(replayed(run)), flat(load(published(run, commits(run)[-1])))
     off = ((ours - theirs).norm() / (theirs - start).norm()).item()
-    assert off < 5e-3, f"{off:.2e} of the way"
+    assert off < 1e-3, f"{off:.2e} of the way"
 
 
 def assert_ranks_replay_to_the_bit(run: Run, rounds: int) -> None:

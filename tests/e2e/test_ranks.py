@@ -13,7 +13,7 @@ from rolloutpipe_core.ledger.events import GroupMoved
 from rolloutpipe_core.local.process import free_ports
 
 from .conftest import Process, Run
-from .replay import assert_ranks_replay_to_the_bit, assert_replay_is_what_was_published
+from .replay import NO_CLIP, assert_ranks_replay_to_the_bit, assert_replay_is_what_was_published
 
 TWO = {"data_parallel": 2}
 LOST = 9
@@ -36,7 +36,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_two_ranks_train_a_run_and_what_one_of_them_reads_damaged_is_rejected_by_both(run: Run) -> None:
-    run.configure(trainer=TWO)
+    run.configure(trainer=TWO, loss=NO_CLIP)
     trainer = run.start("trainer", launcher=(str(LAUNCHER),))
     run.start("rollout").succeed()
     trainer.succeed()
@@ -51,7 +51,8 @@ def test_two_ranks_train_a_run_and_what_one_of_them_reads_damaged_is_rejected_by
 
 
 def test_a_rank_that_is_killed_ends_the_trainer_with_the_reason_and_the_next_one_replays(run: Run) -> None:
-    run.configure(trainer=TWO, schedule={"rounds": 3}, leases={"lease_s": 2}, deadlines={"publish_s": 240})
+    deadlines = {"publish_s": 240}
+    run.configure(trainer=TWO, loss=NO_CLIP, schedule={"rounds": 3}, leases={"lease_s": 2}, deadlines=deadlines)
     rollout, trainer = run.start("rollout"), run.start("trainer")
     run.wait_for(lambda: claimed(run, round=1))
     os.kill(trainer.children()[0], signal.SIGKILL)  # while round 1 is trained: version 2 is the replay's

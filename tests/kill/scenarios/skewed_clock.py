@@ -1,13 +1,15 @@
 """`python skewed_clock.py SECONDS all|rest MODULE …`: runs a module as `python -m` does, with its wall clock off.
 
-`all`: also the time under which botocore signs requests; `rest`: all but that. `datetime` itself stays right, for
-extension modules hold it as a C struct; nothing in a service but botocore asks it for the time.
+`all`: also the time under which requests are signed; `rest`: all but that. `datetime` itself stays right, for extension
+modules hold it as a C struct; nothing in a service but botocore asks it for the time. libcurl signs with the date that
+a request names.
 """
 
 import runpy
 import sys
 import time
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 
 def skew(seconds: float) -> None:
@@ -16,11 +18,21 @@ def skew(seconds: float) -> None:
     time.time_ns = lambda: real_time_ns() + round(seconds * 1e9)
 
 
-def skew_signatures(seconds: float) -> None:
+def skew_signatures(seconds: float, put: Callable[[object, str, object], None] = setattr) -> None:
+    """`put`: sets an attribute, for good or for a while."""
     import botocore.auth
 
-    now = botocore.auth.get_current_datetime
-    botocore.auth.get_current_datetime = lambda: now() + timedelta(seconds=seconds)
+    from rolloutpipe_core.store.wire import Wire
+
+    now, send, off = botocore.auth.get_current_datetime, Wire._send, timedelta(seconds=seconds)
+
+    def send_skewed(wire, operation, key, options, headers):
+        return send(
+            wire, operation, key, options, {**headers, "X-Amz-Date": f"{datetime.now(UTC) + off:%Y%m%dT%H%M%SZ}"}
+        )
+
+    put(botocore.auth, "get_current_datetime", lambda: now() + off)
+    put(Wire, "_send", send_skewed)
 
 
 if __name__ == "__main__":

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import botocore.auth
 import pytest
 
 from rolloutpipe_core.domain import GroupState, group_id
 from rolloutpipe_core.errors import StoreMisconfigured
 from rolloutpipe_core.ledger.events import UpdateStepped
 from rolloutpipe_core.store.groups import encode_group, reference_of
-from rolloutpipe_core.store.wire import Wire
 
 from ...contract.rollout.conftest import HoldingStore, MakeRig, make_rig, next_walk_model, walk_model
 from ...contract.trainer.conftest import Bench
 from .conftest import Run, check_complete, check_trained_once
+from .skewed_clock import skew_signatures
 
 __all__ = ["make_rig", "next_walk_model", "walk_model"]
 
 HOUR_S = 3600
 LAUNCHER = str(Path(__file__).parent / "skewed_clock.py")
-
-
-def skew_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of boto3, and of libcurl, which signs with the date that it is given."""
-    now, send = botocore.auth.get_current_datetime, Wire._send
-    ahead = timedelta(seconds=HOUR_S)
-
-    def send_skewed(wire: Wire, operation: str, key: str, options: Any, headers: Mapping[str, str]) -> bytes:
-        date = f"{datetime.now(UTC) + ahead:%Y%m%dT%H%M%SZ}"
-        return send(wire, operation, key, options, {**headers, "X-Amz-Date": date})
-
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + ahead)
-    monkeypatch.setattr(Wire, "_send", send_skewed)
 
 
 def test_a_service_whose_clock_is_off_stops_at_once(run: Run) -> None:
@@ -67,7 +51,7 @@ def test_a_trainer_whose_clock_jumps_stops_and_rejects_nothing(bench: Bench, mon
     rollout.ledger.serving_complete(lease)
     rollout.ledger.materialized(lease)
     with monkeypatch.context() as patch:
-        skew_signatures(patch)
+        skew_signatures(HOUR_S, patch.setattr)
         rollout.ledger.announce(lease, ref, 8, 5)
         with pytest.raises(StoreMisconfigured, match=r"refuses: get .*RequestTimeTooSkewed.*clock") as caught:
             trainer.finish()
@@ -88,7 +72,7 @@ def test_a_worker_whose_clock_jumps_stops_and_hands_its_groups_back(
     async def scenario() -> None:
         async with rig.worker(store=store) as worker:
             await rig.until(lambda: GroupState.MATERIALIZED in rig.states())
-            skew_signatures(monkeypatch)
+            skew_signatures(HOUR_S, monkeypatch.setattr)
             store.go.set()
             await worker.finish()
 
